@@ -1,0 +1,57 @@
+# From a bare checkout: `make demo` serves a whole system, `make test` proves it.
+# Nothing but python3 (>= 3.11, with venv), make and the package index is needed.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
+
+.PHONY: help demo test long lint types check lock clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.runtime ## two stand-in clusters, a link and the gateway on 127.0.0.1:8000
+	@exec $(BIN)/prfaas demo $(ARGS)
+
+test: $(VENV)/.dev ## lint, types, import contracts and the whole suite but its minutes-long part
+	@$(MAKE) --no-print-directory check
+	$(BIN)/python -m pytest $(ARGS)
+
+long: $(VENV)/.dev ## the minutes-long part: trace replays
+	$(BIN)/python -m pytest -m long --timeout 1500 $(ARGS)
+
+check: lint types
+
+lint: $(VENV)/.dev ## ruff and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.dev ## mypy, strict
+	$(BIN)/mypy
+
+lock: ## re-resolve requirements/*.txt (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --upgrade pyproject.toml -o requirements/runtime.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --upgrade requirements/build.in -o requirements/build.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --upgrade requirements/dev.in -o requirements/dev.txt
+
+$(VENV)/.python:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Each stamp depends on its lock, so a changed lock reinstalls.
+$(VENV)/.runtime: $(VENV)/.python requirements/runtime.txt requirements/build.txt pyproject.toml
+	@echo "installing what the product needs into $(VENV) (first run only)"
+	$(PIP) -r requirements/runtime.txt
+	$(PIP) -r requirements/build.txt
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
+	@echo "installing what the tests need into $(VENV) (first run only)"
+	$(PIP) -r requirements/dev.txt
+	@touch $@
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
