@@ -1,0 +1,275 @@
+"""Everything the per-request rule may look at, in one frozen snapshot, and what it answers.
+
+A snapshot can be logged, generated and replayed: `router.policy.route.decide` reads nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvmeta.types import CacheBelief
+from router.domain.topology import ClusterKind, Role
+from router.domain.units import Bytes, BytesPerSecond, Seconds, Tokens
+
+
+class Route(StrEnum):
+    """Where the prefill runs."""
+
+    LOCAL = "local"
+    PRFAAS = "prfaas"
+
+
+class Regime(StrEnum):
+    """Whether a link has bandwidth to spare for prefixes (DESIGN 5)."""
+
+    SCARCE = "scarce"
+    ABUNDANT = "abundant"
+
+
+class ThresholdMode(StrEnum):
+    """Who says what t is."""
+
+    MANUAL = "manual"
+    AUTO = "auto"
+    OFF = "off"
+
+
+class TokenSource(StrEnum):
+    """Who counted the prompt's tokens."""
+
+    CLIENT = "client"
+    TOKENIZER = "tokenizer"
+    ENGINE = "engine"
+    ESTIMATE = "estimate"
+
+
+class UnknownMetadata(StrEnum):
+    """What to do where nobody knows what is cached."""
+
+    TOTAL = "total"
+    """Take it as zero cached: the whole prompt is uncached."""
+    LOCAL = "local"
+    """Keep the request local."""
+
+
+class Reason(StrEnum):
+    """Why a request went where it went; in the order in which the rule asks."""
+
+    DISABLED = "disabled"
+    OVERRIDE = "override"
+    NOT_DISAGGREGABLE = "not_disaggregable"
+    BELOW_THRESHOLD = "below_threshold"
+    LINK_DOWN = "link_down"
+    LINK_STALE = "link_stale"
+    GATE_MODEL = "gate_model"
+    GATE_WORKLOAD = "gate_workload"
+    GATE_SCHEDULER = "gate_scheduler"
+    REMOTE_UNAVAILABLE = "remote_unavailable"
+    REMOTE_QUEUE_FULL = "remote_queue_full"
+    LINK_CONGESTED = "link_congested"
+    ABOVE_THRESHOLD = "above_threshold"
+    LOCAL_PREFILL_UNAVAILABLE = "local_prefill_unavailable"
+    REMOTE_PREFILL_FAILED = "remote_prefill_failed"
+    DECISION_TIMEOUT = "decision_timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """The request as the rule sees it. `home` is the PD cluster asked for, where it may be asked.
+
+    `disaggregable` is False for requests that one instance must do whole (echo, prompt_logprobs,
+    several prompts).
+    """
+
+    model: str
+    tenant: str
+    total_tokens: Tokens
+    token_source: TokenSource
+    disaggregable: bool = True
+    home: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """One instance at the moment of the decision.
+
+    `belief` is the longest reusable prefix of this prompt there. `ahead` is the prefill time
+    queued before this request, decisions in flight included. `prefill` is the expected prefill
+    time of this prompt's uncached tokens there. `queue_depth` counts requests waiting for
+    capacity, None when the last reading is too old. `slots` bounds concurrent decodes.
+    `rank` is the data-parallel rank that will be pinned, None where none is.
+    """
+
+    name: str
+    cluster: str
+    role: Role
+    ready: bool
+    takes_handoff: bool
+    compatibility: str
+    belief: CacheBelief
+    ahead: Seconds = 0.0
+    prefill: Seconds = 0.0
+    queue_depth: int | None = None
+    inflight: int = 0
+    slots: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """A cluster and those of its instances that serve the model."""
+
+    name: str
+    kind: ClusterKind
+    instances: tuple[InstanceView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """A link at the moment of the decision.
+
+    `utilization` is None without a measurement. `free` is how many more bytes may be booked, None
+    where nothing bounds them.
+    """
+
+    name: str
+    up: bool
+    regime: Regime
+    utilization: float | None = None
+    free: Bytes | None = None
+    telemetry_required: bool = False
+    telemetry_age: Seconds | None = None
+    telemetry_max_age: Seconds = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdView:
+    """The threshold in force for one pair of clusters."""
+
+    mode: ThresholdMode
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GateView:
+    """What the admission gates look at (DESIGN 5).
+
+    `kv_rate` is Phi_kv = S_kv / T_prefill at the operating length, None for an unprofiled model.
+    `workload` is the verdict of the planner's workload gate, None where nobody asked it.
+    """
+
+    kv_rate: BytesPerSecond | None = None
+    kv_rate_limit: BytesPerSecond | None = None
+    workload: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairView:
+    """One way to offload: a PrfaaS cluster, a PD cluster and the link between them.
+
+    `link` carries the KV from `prfaas` to `pd`. `ships_to_pd` and `ships_to_prfaas` tell whether
+    connector and model can ship a bare prefix in that direction; `back_link` is the link for the
+    second.
+    """
+
+    prfaas: str
+    pd: str
+    link: LinkView
+    threshold: ThresholdView
+    gates: GateView = GateView()
+    ships_to_pd: bool = False
+    ships_to_prfaas: bool = False
+    back_link: LinkView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvSizing:
+    """KV bytes of this prompt: S_kv(total) and its token-proportional slope.
+
+    `total` is None for an unprofiled model: bytes are then not booked.
+    """
+
+    total: Bytes | None
+    per_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideView:
+    """An operator's order for this request."""
+
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One request, the fleet, the links and the policy at one instant."""
+
+    request: RequestView
+    clusters: tuple[ClusterView, ...]
+    pairs: tuple[PairView, ...]
+    sizing: KvSizing
+    default_threshold: ThresholdView
+    override: OverrideView | None = None
+    on_unknown: UnknownMetadata = UnknownMetadata.TOTAL
+    remote_queue_limit: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """An instance chosen for a leg, and the prefix believed to be there (None unknown)."""
+
+    cluster: str
+    instance: str
+    cached_tokens: Tokens | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTransfer:
+    """A prefix that travels so that the computing side need not compute it."""
+
+    source: str
+    target: str
+    tokens: Tokens
+    link: str
+    bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where one request runs, and why.
+
+    `prefill` None means that the decode instance computes the prompt itself; equal instances mean
+    one call does everything. `uncached_tokens` is what was compared with `threshold`,
+    `compute_uncached_tokens` what the computing instance will compute. `blocked_by` names what
+    kept an override or a wished route from being followed. `kv_bytes` is what the decode instance
+    will pull (DESIGN 5), None unprofiled.
+    """
+
+    route: Route
+    reason: Reason
+    blocked_by: Reason | None
+    home: str
+    prefill: Placement | None
+    decode: Placement
+    uncached_tokens: Tokens
+    compute_uncached_tokens: Tokens
+    threshold: Tokens
+    regime: Regime
+    cached: tuple[tuple[str, CacheBelief], ...]
+    link: LinkView | None
+    kv_bytes: Bytes | None
+    prefix_transfer: PrefixTransfer | None = None
+
+    @property
+    def single_call(self) -> bool:
+        """Whether one instance does everything in one call."""
+        return self.prefill is None or self.prefill.instance == self.decode.instance
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoute:
+    """Nobody can serve the request now: no live decode instance in any PD cluster."""
+
+    model: str

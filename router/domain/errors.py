@@ -1,0 +1,83 @@
+"""The router's one error tree, split by who must act.
+
+`router.gateway.errors` maps it to HTTP in one table. Messages are shown to clients: they name
+what the client may know and nothing of hosts, keys or prompts.
+"""
+
+from __future__ import annotations
+
+
+class RouterError(Exception):
+    """Any failure that the gateway answers for."""
+
+
+class ClientFault(RouterError):
+    """The client must change its request. `param` names the field, `code` is machine-readable."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class BadRequest(ClientFault):
+    """The request cannot be read: malformed JSON, a wrong type, a missing field (400)."""
+
+
+class Unauthenticated(ClientFault):
+    """No key or a wrong one (401)."""
+
+
+class Forbidden(ClientFault):
+    """A known caller without the right to do this (403)."""
+
+
+class NotFound(ClientFault):
+    """An unknown model, path or name (404)."""
+
+
+class Conflict(ClientFault):
+    """The change contradicts the present state (409)."""
+
+
+class BodyTooLarge(ClientFault):
+    """The body is over `server.max_body_bytes` (413)."""
+
+
+class Overloaded(RouterError):
+    """The client should come back later (503 with Retry-After)."""
+
+
+class NobodyAlive(RouterError):
+    """No instance can take the request now (503 with Retry-After)."""
+
+
+class UpstreamError(RouterError):
+    """An engine failed us. `instance` is its name, `processed` whether it may have run the request.
+
+    Only what cannot have been processed may be retried (DESIGN 7).
+    """
+
+    def __init__(self, message: str, *, instance: str, processed: bool) -> None:
+        super().__init__(message)
+        self.instance = instance
+        self.processed = processed
+
+
+class UpstreamUnreachable(UpstreamError):
+    """No connection could be made: refused, unresolved, or over the connect time-out."""
+
+    def __init__(self, message: str, *, instance: str) -> None:
+        super().__init__(message, instance=instance, processed=False)
+
+
+class UpstreamBroken(UpstreamError):
+    """The connection was cut or spoke no valid HTTP (502)."""
+
+
+class UpstreamTimeout(UpstreamError):
+    """No byte in time (504)."""
+
+
+class ClientGone(RouterError):
+    """The client closed its connection: nobody to answer, everything to free."""

@@ -1,0 +1,86 @@
+"""The fleet as it is configured: clusters, instances, links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from router.domain.units import BytesPerSecond, Seconds
+
+
+class Role(StrEnum):
+    """What an instance does for a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+    """An aggregated endpoint: one call does everything (DESIGN 3)."""
+
+
+class ClusterKind(StrEnum):
+    """PD clusters prefill and decode on one fabric; PrfaaS clusters only prefill."""
+
+    PD = "pd"
+    PRFAAS = "prfaas"
+
+
+class InstanceState(StrEnum):
+    """What the operator lets an instance do."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One engine endpoint.
+
+    `model` is the one model it serves, None for every configured one. `compatibility` tells
+    engines apart whose KV must never be mixed (model revision, engine version, attention backend):
+    prefill and decode are paired only where it is equal. `ranks` is the number of data-parallel
+    ranks behind the URL; rank r publishes its events on the endpoint's port + r, as vLLM does.
+    """
+
+    name: str
+    cluster: str
+    url: str
+    role: Role
+    model: str | None = None
+    served_name: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    accepts_handoff: bool = False
+    ranks: int = 1
+    compatibility: str = ""
+    kv_events: str | None = None
+    kv_replay: str | None = None
+
+    @property
+    def can_prefill(self) -> bool:
+        """Whether a prompt's KV can be computed here as a leg or as the whole request."""
+        return self.role is not Role.DECODE
+
+    @property
+    def takes_handoff(self) -> bool:
+        """Whether another instance's KV can be decoded here."""
+        return self.role is Role.DECODE or (self.role is Role.BOTH and self.accepts_handoff)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A set of instances on one fabric."""
+
+    name: str
+    kind: ClusterKind
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A directed inter-cluster path; KV flows from `source` to `target`."""
+
+    name: str
+    source: str
+    target: str
+    capacity: BytesPerSecond
+    telemetry_required: bool = False
+    telemetry_max_age: Seconds = 10.0

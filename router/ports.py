@@ -1,0 +1,131 @@
+"""What the use cases need from outside, as small Protocols. Adapters implement them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from router.domain.units import Seconds
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""Raw header fields in order; names in lower case."""
+
+
+class Clock(Protocol):
+    """Time as an argument."""
+
+    def monotonic(self) -> Seconds:
+        """Seconds on a clock that never goes back."""
+        ...
+
+    def now(self) -> datetime:
+        """The wall clock, aware, in UTC."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Bounds of one upstream call. 0 switches a bound off, as in the configuration.
+
+    `connect` bounds making the connection, `first_byte` the silence before the response head (a
+    long prefill is silent for minutes), `idle` the silence between two reads after it.
+    """
+
+    connect: Seconds = 2.0
+    first_byte: Seconds = 0.0
+    idle: Seconds = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One HTTP call to one engine. `path` starts with a slash and may carry a query."""
+
+    instance: str
+    base_url: str
+    path: str
+    body: bytes = b""
+    method: str = "POST"
+    headers: Headers = field(default=(), repr=False)
+    timeouts: Timeouts = Timeouts()
+
+
+class EngineResponse(Protocol):
+    """A response whose head has arrived; the body is read by the caller, once."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status code."""
+        ...
+
+    @property
+    def headers(self) -> Headers:
+        """The response's header fields, hop-by-hop ones removed."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield body bytes as they arrive, undecoded, never held back.
+
+        Raises UpstreamBroken when the body ends before HTTP says it may, UpstreamTimeout after
+        `idle` seconds of silence.
+        """
+        ...
+
+    async def read(self) -> bytes:
+        """Read the rest of the body whole. Raises as `chunks`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give the connection back, or cut it when the body was not read to its end. Idempotent."""
+        ...
+
+
+class EngineClient(Protocol):
+    """Talks HTTP/1.1 to engines. Held to `tests/contract/engine_client_suite.py`.
+
+    Never follows redirects, never retries what may have been processed, never decodes bodies,
+    sends exactly the given headers besides `host`, `content-length` and `connection`. A call that is
+    cancelled cuts its connection at once.
+    """
+
+    async def send(self, request: EngineRequest) -> EngineResponse:
+        """Send and wait for the response head.
+
+        Raises UpstreamUnreachable (no connection: nothing was processed), UpstreamTimeout,
+        UpstreamBroken. A connection found dead before any response byte is replaced once where the
+        engine cannot have seen the request.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPrompt:
+    """A prompt's token ids, or only their number. `ids` None where nobody could list them."""
+
+    total: int
+    ids: Sequence[int] | None
+
+
+class Tokenizer(Protocol):
+    """An in-process tokenizer with the model's chat template."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of `text`. CPU-bound: call it off the event loop."""
+        ...
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_arguments: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the prompt text that the model's chat template makes of a conversation."""
+        ...
