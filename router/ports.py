@@ -85,8 +85,8 @@ class EngineClient(Protocol):
     """Talks HTTP/1.1 to engines. Held to `tests/contract/engine_client_suite.py`.
 
     Never follows redirects, never retries what may have been processed, never decodes bodies,
-    sends exactly the given headers besides `host`, `content-length` and `connection`. A call that is
-    cancelled cuts its connection at once.
+    sends exactly the given headers besides `host`, `content-length` and `connection`. A call that
+    is cancelled cuts its connection at once.
     """
 
     async def send(self, request: EngineRequest) -> EngineResponse:

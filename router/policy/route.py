@@ -1,0 +1,391 @@
+"""The rule of PrfaaS: offload a prefill when its uncached tokens exceed a threshold.
+
+`decide` is total: every snapshot gets a `Decision`, or `NoRoute` when nobody lives who could
+decode. In the paper's terms (arXiv 2604.15039, section 3.3) a request of l uncached tokens goes to
+the PrfaaS cluster iff l > t. With a scarce link each cluster counts its own prefix; with an
+abundant one the better of both counts, provided that somebody delivers it.
+
+The order of the questions is the order of `Reason`; the first answer wins. After the fact only
+`decide_local` changes a route: a failed remote prefill or a decision out of time goes local.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvmeta.types import CacheBelief
+from router.domain.decision import (
+    ClusterView,
+    Decision,
+    InstanceView,
+    NoRoute,
+    PairView,
+    Placement,
+    PrefixTransfer,
+    Reason,
+    Regime,
+    Route,
+    Snapshot,
+    ThresholdMode,
+)
+from router.domain.topology import Role
+from router.domain.units import Bytes, Tokens
+from router.policy.gates import first_block, link_carries
+from router.policy.kv_sizes import size_handoff, size_prefix
+from router.policy.select import (
+    choose_decode,
+    choose_home,
+    choose_local_prefill,
+    choose_remote_prefill,
+    choose_whole,
+    decode_partners,
+    expected_seconds,
+)
+
+_ORDER = {reason: position for position, reason in enumerate(Reason)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """One pair of clusters, examined. `reason` is `above_threshold` when the pair takes it."""
+
+    pair: PairView
+    candidate: InstanceView | None
+    decode: InstanceView | None
+    uncached: Tokens
+    shipped: Tokens
+    handoff: Bytes | None
+    reason: Reason
+
+    @property
+    def takes(self) -> bool:
+        return self.reason is Reason.ABOVE_THRESHOLD
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """The PD cluster of the request and who would compute the prompt there."""
+
+    cluster: ClusterView
+    candidate: InstanceView | None
+
+    @property
+    def belief(self) -> CacheBelief:
+        return self.candidate.belief if self.candidate else CacheBelief.unknown()
+
+
+def decide(snapshot: Snapshot) -> Decision | NoRoute:
+    """Return where this request runs, and why.
+
+    Never raises. Cost: linear in the instances that serve the model.
+    """
+    cluster = choose_home(snapshot)
+    if cluster is None:
+        return NoRoute(snapshot.request.model)
+    home = _Home(cluster, choose_local_prefill(cluster))
+    offers = [_examine(snapshot, home, pair) for pair in snapshot.pairs if pair.pd == cluster.name]
+    reported = max(offers, key=_distance, default=None)
+    if _is_off(snapshot, offers):
+        return _local(snapshot, home, Reason.DISABLED, reported)
+    if snapshot.override is not None:
+        return _follow_override(snapshot, home, offers, snapshot.override.route)
+    if not snapshot.request.disaggregable:
+        return _whole(snapshot, home, Reason.NOT_DISAGGREGABLE, reported)
+    if reported is not None and reported.takes:
+        return _remote(snapshot, home, reported, Reason.ABOVE_THRESHOLD)
+    reason = reported.reason if reported else _reason_without_pairs(snapshot, home)
+    return _local(snapshot, home, reason, reported)
+
+
+def decide_local(snapshot: Snapshot, reason: Reason) -> Decision | NoRoute:
+    """Return the local decision for `reason`, whatever the lengths: after a failure or a time-out.
+
+    Exclude instances that failed with `without` first.
+    """
+    cluster = choose_home(snapshot)
+    if cluster is None:
+        return NoRoute(snapshot.request.model)
+    home = _Home(cluster, choose_local_prefill(cluster))
+    if not snapshot.request.disaggregable:
+        return _whole(snapshot, home, reason, None)
+    return _local(snapshot, home, reason, None)
+
+
+def without(snapshot: Snapshot, excluded: frozenset[str]) -> Snapshot:
+    """Return the snapshot with the named instances not ready."""
+    clusters = tuple(
+        replace(
+            cluster,
+            instances=tuple(
+                replace(view, ready=view.ready and view.name not in excluded)
+                for view in cluster.instances
+            ),
+        )
+        for cluster in snapshot.clusters
+    )
+    return replace(snapshot, clusters=clusters)
+
+
+def usable_tokens(belief: CacheBelief, total: Tokens) -> Tokens:
+    """Return what a belief counts for: unknown counts 0, never more than total - 1.
+
+    Engines recompute the last token, so a whole prompt is never cached.
+    """
+    return max(0, min(belief.tokens or 0, total - 1))
+
+
+def _examine(snapshot: Snapshot, home: _Home, pair: PairView) -> _Offer:
+    total = snapshot.request.total_tokens
+    cluster = next((c for c in snapshot.clusters if c.name == pair.prfaas), None)
+    candidate = (
+        choose_remote_prefill(cluster, home.cluster, snapshot.remote_queue_limit)
+        if cluster
+        else None
+    )
+    decode = choose_decode(decode_partners(home.cluster, candidate)) if candidate else None
+    held = usable_tokens(decode.belief, total) if decode else 0
+    handoff = size_handoff(snapshot.sizing, held)
+    shipped = _shippable_to_home(snapshot, home, pair, candidate)
+    uncached = total - max(usable_tokens(home.belief, total), shipped)
+    if uncached <= pair.threshold.tokens:
+        reason = Reason.BELOW_THRESHOLD
+    else:
+        reason = (
+            first_block(
+                snapshot,
+                pair,
+                candidate,
+                handoff,
+                local_cached_known=home.belief.tokens is not None,
+            )
+            or Reason.ABOVE_THRESHOLD
+        )
+    return _Offer(pair, candidate, decode, uncached, shipped, handoff, reason)
+
+
+def _shippable_to_home(
+    snapshot: Snapshot, home: _Home, pair: PairView, candidate: InstanceView | None
+) -> Tokens:
+    """Return the length of the remote prefix that a local prefill would be sent; 0 if none.
+
+    Counted only in the abundant regime, where connector and model can ship it, the home cluster
+    has somebody to receive it, it is strictly longer than what is there, and the link carries it.
+    """
+    if (
+        pair.link.regime is not Regime.ABUNDANT
+        or not pair.ships_to_pd
+        or candidate is None
+        or home.candidate is None
+    ):
+        return 0
+    total = snapshot.request.total_tokens
+    theirs, ours = usable_tokens(candidate.belief, total), usable_tokens(home.belief, total)
+    if theirs <= ours or not link_carries(pair.link, size_prefix(snapshot.sizing, theirs, ours)):
+        return 0
+    return theirs
+
+
+def _distance(offer: _Offer) -> tuple[int, float, str]:
+    """Order offers by how near they are to being taken, then the quickest, then by name."""
+    seconds = expected_seconds(offer.candidate) if offer.candidate else float("inf")
+    return (_ORDER[offer.reason], -seconds, offer.candidate.name if offer.candidate else "")
+
+
+def _is_off(snapshot: Snapshot, offers: list[_Offer]) -> bool:
+    modes = [offer.pair.threshold.mode for offer in offers] or [snapshot.default_threshold.mode]
+    return all(mode is ThresholdMode.OFF for mode in modes)
+
+
+def _reason_without_pairs(snapshot: Snapshot, home: _Home) -> Reason:
+    total = snapshot.request.total_tokens
+    uncached = total - usable_tokens(home.belief, total)
+    if uncached <= snapshot.default_threshold.tokens:
+        return Reason.BELOW_THRESHOLD
+    return Reason.REMOTE_UNAVAILABLE
+
+
+def _follow_override(
+    snapshot: Snapshot, home: _Home, offers: list[_Offer], route: Route
+) -> Decision:
+    """Do as the operator says, save on a path that is dead; then tell what blocks it."""
+    reported = max(offers, key=_distance, default=None)
+    if not snapshot.request.disaggregable:
+        blocked = Reason.NOT_DISAGGREGABLE if route is Route.PRFAAS else None
+        return _whole(snapshot, home, Reason.OVERRIDE, reported, blocked)
+    if route is Route.LOCAL:
+        return _local(snapshot, home, Reason.OVERRIDE, reported)
+    alive = [offer for offer in offers if offer.candidate is not None and offer.pair.link.up]
+    if alive:
+        quickest = min(alive, key=lambda offer: (not offer.takes, *_quickness(offer)))
+        return _remote(snapshot, home, quickest, Reason.OVERRIDE)
+    down = any(not offer.pair.link.up for offer in offers)
+    blocked = Reason.LINK_DOWN if down else Reason.REMOTE_UNAVAILABLE
+    return _local(snapshot, home, Reason.OVERRIDE, reported, blocked)
+
+
+def _quickness(offer: _Offer) -> tuple[float, str]:
+    assert offer.candidate is not None  # noqa: S101 - the caller filtered
+    return (expected_seconds(offer.candidate), offer.candidate.name)
+
+
+def _remote(snapshot: Snapshot, home: _Home, offer: _Offer, reason: Reason) -> Decision:
+    candidate, decode = offer.candidate, offer.decode
+    assert candidate is not None and decode is not None  # noqa: S101, PT018 - an offer that takes has both
+    total = snapshot.request.total_tokens
+    own = usable_tokens(candidate.belief, total)
+    transfer = _transfer_to_prfaas(snapshot, home, offer.pair, own)
+    return Decision(
+        route=Route.PRFAAS,
+        reason=reason,
+        blocked_by=None,
+        home=home.cluster.name,
+        prefill=_place(candidate),
+        decode=_place(decode),
+        uncached_tokens=offer.uncached,
+        compute_uncached_tokens=total - (transfer.tokens if transfer else own),
+        threshold=offer.pair.threshold.tokens,
+        regime=offer.pair.link.regime,
+        cached=_beliefs(snapshot, home),
+        link=offer.pair.link,
+        kv_bytes=offer.handoff,
+        prefix_transfer=transfer,
+    )
+
+
+def _transfer_to_prfaas(
+    snapshot: Snapshot, home: _Home, pair: PairView, own: Tokens
+) -> PrefixTransfer | None:
+    """Return the shipment of a longer home prefix to the PrfaaS side, where it can be made."""
+    ours = usable_tokens(home.belief, snapshot.request.total_tokens)
+    back = pair.back_link
+    if (
+        pair.link.regime is not Regime.ABUNDANT
+        or not pair.ships_to_prfaas
+        or back is None
+        or ours <= own
+    ):
+        return None
+    size = size_prefix(snapshot.sizing, ours, own)
+    if not link_carries(back, size):
+        return None
+    return PrefixTransfer(pair.pd, pair.prfaas, ours, back.name, size)
+
+
+def _local(
+    snapshot: Snapshot,
+    home: _Home,
+    reason: Reason,
+    offer: _Offer | None,
+    blocked_by: Reason | None = None,
+) -> Decision:
+    candidate = home.candidate
+    if candidate is None:
+        # Nobody here prefills: the decode instance computes the prompt itself.
+        if reason is not Reason.OVERRIDE:
+            reason, blocked_by = Reason.LOCAL_PREFILL_UNAVAILABLE, reason
+        else:
+            blocked_by = blocked_by or Reason.LOCAL_PREFILL_UNAVAILABLE
+        return _whole(snapshot, home, reason, offer, blocked_by)
+    if candidate.role is Role.BOTH:
+        decode: InstanceView | None = candidate
+    else:
+        decode = choose_decode(decode_partners(home.cluster, candidate))
+    assert decode is not None  # noqa: S101 - a local candidate has a partner by construction
+    total = snapshot.request.total_tokens
+    held = usable_tokens(decode.belief, total)
+    return _stay(
+        snapshot,
+        home,
+        offer,
+        reason,
+        blocked_by,
+        prefill=candidate,
+        decode=decode,
+        transfer=_transfer_to_home(snapshot, offer, usable_tokens(candidate.belief, total)),
+        kv_bytes=Bytes(0) if decode is candidate else size_handoff(snapshot.sizing, held),
+    )
+
+
+def _transfer_to_home(
+    snapshot: Snapshot, offer: _Offer | None, own: Tokens
+) -> PrefixTransfer | None:
+    if offer is None or offer.shipped <= own:
+        return None
+    pair = offer.pair
+    size = size_prefix(snapshot.sizing, offer.shipped, own)
+    return PrefixTransfer(pair.prfaas, pair.pd, offer.shipped, pair.link.name, size)
+
+
+def _whole(
+    snapshot: Snapshot,
+    home: _Home,
+    reason: Reason,
+    offer: _Offer | None,
+    blocked_by: Reason | None = None,
+) -> Decision:
+    """One instance does it all: an aggregated one, else a decode instance by itself."""
+    chosen = choose_whole(home.cluster)
+    assert chosen is not None  # noqa: S101 - a home cluster has one by construction
+    return _stay(
+        snapshot,
+        home,
+        offer,
+        reason,
+        blocked_by,
+        prefill=chosen if chosen.role is Role.BOTH else None,
+        decode=chosen,
+        transfer=None,
+        kv_bytes=Bytes(0),
+    )
+
+
+def _stay(
+    snapshot: Snapshot,
+    home: _Home,
+    offer: _Offer | None,
+    reason: Reason,
+    blocked_by: Reason | None,
+    *,
+    prefill: InstanceView | None,
+    decode: InstanceView,
+    transfer: PrefixTransfer | None,
+    kv_bytes: Bytes | None,
+) -> Decision:
+    """Return the local decision; what was compared is told by the pair that came nearest."""
+    total = snapshot.request.total_tokens
+    threshold = offer.pair.threshold if offer else snapshot.default_threshold
+    link = offer.pair.link if offer else None
+    own = usable_tokens((prefill or decode).belief, total)
+    return Decision(
+        route=Route.LOCAL,
+        reason=reason,
+        blocked_by=blocked_by,
+        home=home.cluster.name,
+        prefill=_place(prefill) if prefill else None,
+        decode=_place(decode),
+        uncached_tokens=offer.uncached if offer else total - usable_tokens(home.belief, total),
+        compute_uncached_tokens=total - (transfer.tokens if transfer else own),
+        threshold=threshold.tokens,
+        regime=link.regime if link else Regime.SCARCE,
+        cached=_beliefs(snapshot, home),
+        link=link,
+        kv_bytes=kv_bytes,
+        prefix_transfer=transfer,
+    )
+
+
+def _beliefs(snapshot: Snapshot, home: _Home) -> tuple[tuple[str, CacheBelief], ...]:
+    """Return cached(c) of every candidate cluster: the home and all that could prefill for it."""
+    beliefs = {home.cluster.name: home.belief}
+    by_name = {cluster.name: cluster for cluster in snapshot.clusters}
+    for pair in snapshot.pairs:
+        cluster = by_name.get(pair.prfaas)
+        if pair.pd != home.cluster.name or cluster is None or cluster.name in beliefs:
+            continue
+        candidate = choose_remote_prefill(cluster, home.cluster, snapshot.remote_queue_limit)
+        beliefs[cluster.name] = candidate.belief if candidate else CacheBelief.unknown()
+    return tuple(beliefs.items())
+
+
+def _place(view: InstanceView) -> Placement:
+    return Placement(view.cluster, view.name, view.belief.tokens, view.rank)

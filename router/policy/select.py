@@ -1,0 +1,101 @@
+"""Which instance would do a leg: least expected time, ties by name (DESIGN 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from router.domain.decision import ClusterView, InstanceView, Snapshot
+from router.domain.topology import ClusterKind, Role
+from router.domain.units import Seconds
+from router.policy.gates import queue_is_full
+
+
+def expected_seconds(instance: InstanceView) -> Seconds:
+    """Return when this instance would have the prompt's KV, counted from now."""
+    return instance.ahead + instance.prefill
+
+
+def decode_partners(cluster: ClusterView, prefill: InstanceView) -> list[InstanceView]:
+    """Return the live instances of `cluster` that may decode KV computed by `prefill`.
+
+    Never across differing compatibility, and never the instance itself.
+    """
+    return [
+        view
+        for view in cluster.instances
+        if view.ready
+        and view.takes_handoff
+        and view.name != prefill.name
+        and view.compatibility == prefill.compatibility
+    ]
+
+
+def choose_decode(candidates: Iterable[InstanceView]) -> InstanceView | None:
+    """Return the least loaded one; among equals the one that holds the longest prefix."""
+
+    def rank(view: InstanceView) -> tuple[float, int, str]:
+        return (view.inflight / (view.slots or 1), -(view.belief.tokens or 0), view.name)
+
+    return min(candidates, key=rank, default=None)
+
+
+def choose_local_prefill(home: ClusterView) -> InstanceView | None:
+    """Return the instance of `home` that would have the KV first.
+
+    An aggregated instance is a candidate by itself, a prefill instance only with a decode partner.
+    """
+    return min(
+        (
+            view
+            for view in home.instances
+            if view.ready
+            and (
+                view.role is Role.BOTH
+                or (view.role is Role.PREFILL and decode_partners(home, view))
+            )
+        ),
+        key=lambda view: (expected_seconds(view), view.name),
+        default=None,
+    )
+
+
+def choose_remote_prefill(
+    cluster: ClusterView, home: ClusterView, queue_limit: int
+) -> InstanceView | None:
+    """Return the PrfaaS instance that would have the KV first and whose KV `home` can decode.
+
+    Instances with room in their queue come before full ones.
+    """
+    return min(
+        (
+            view
+            for view in cluster.instances
+            if view.ready and view.role is not Role.DECODE and decode_partners(home, view)
+        ),
+        key=lambda view: (queue_is_full(view, queue_limit), expected_seconds(view), view.name),
+        default=None,
+    )
+
+
+def choose_whole(home: ClusterView) -> InstanceView | None:
+    """Return the instance that does a whole request by itself: an aggregated one, else a decode."""
+    both = [view for view in home.instances if view.ready and view.role is Role.BOTH]
+    if both:
+        return min(both, key=lambda view: (expected_seconds(view), view.name))
+    return choose_decode(v for v in home.instances if v.ready and v.role is Role.DECODE)
+
+
+def choose_home(snapshot: Snapshot) -> ClusterView | None:
+    """Return the PD cluster that decodes: the one asked for if it lives, else the least loaded."""
+    alive = [
+        cluster
+        for cluster in snapshot.clusters
+        if cluster.kind is ClusterKind.PD and choose_whole(cluster) is not None
+    ]
+    asked = [cluster for cluster in alive if cluster.name == snapshot.request.home]
+    return min(asked or alive, key=lambda cluster: (_load(cluster), cluster.name), default=None)
+
+
+def _load(cluster: ClusterView) -> float:
+    live = [view for view in cluster.instances if view.ready]
+    return sum(view.inflight for view in live) / len(live) if live else 0.0
