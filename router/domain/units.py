@@ -13,6 +13,8 @@ Seconds = float
 Bytes = NewType("Bytes", int)
 BytesPerSecond = NewType("BytesPerSecond", float)
 
+NO_BYTES = Bytes(0)
+
 _BYTES_PER_GBIT = 1e9 / 8
 
 

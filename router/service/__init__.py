@@ -1,0 +1,1 @@
+"""The use cases: async, over ports, without a framework."""

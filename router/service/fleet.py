@@ -1,0 +1,256 @@
+"""The fleet as it is now: who lives, who is busy, who waits.
+
+Our own dispatches count at once; what engines report arrives about once a second and has an age.
+The pure steps are in `router.control.health`; this module holds their state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from router.control.health import (
+    Breaker,
+    BreakerRules,
+    Health,
+    ProbeRules,
+    breaker_allows,
+    step_abandoned,
+    step_dispatched,
+    step_failed,
+    step_health,
+    step_succeeded,
+)
+from router.domain.errors import Conflict, NotFound
+from router.domain.topology import Cluster, Instance, InstanceState
+from router.domain.units import Seconds
+from router.ports import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """What one scrape of an engine told. `waiting` counts requests that wait for capacity.
+
+    `at` is the monotonic time at which the scrape was asked for.
+    """
+
+    at: Seconds
+    waiting: int
+    running: int
+    kv_usage: float | None = None
+    transferred_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRules:
+    """How readings and verdicts age."""
+
+    probe: ProbeRules = ProbeRules()
+    breaker: BreakerRules = BreakerRules()
+    signal_max_age: Seconds = 10.0
+
+
+@dataclass(eq=False, slots=True)
+class PrefillLeg:
+    """One prefill in flight: when it was sent and how long it was expected to take."""
+
+    sent_at: Seconds
+    expected: Seconds
+
+
+@dataclass(slots=True)
+class Member:
+    """One instance and everything that changes about it."""
+
+    instance: Instance
+    state: InstanceState = InstanceState.ACTIVE
+    health: Health = Health()
+    breaker: Breaker = Breaker()
+    reading: EngineReading | None = None
+    prefills: list[PrefillLeg] = field(default_factory=list)
+    decodes: int = 0
+    busy_until: Seconds = 0.0
+    transitions: int = 0
+
+    @property
+    def inflight(self) -> int:
+        """Legs of ours that run there now."""
+        return len(self.prefills) + self.decodes
+
+
+class Fleet:
+    """All instances by name, with their live state. Single-threaded: owned by one event loop."""
+
+    def __init__(
+        self,
+        clusters: Iterable[Cluster],
+        instances: Iterable[Instance],
+        *,
+        clock: Clock,
+        rules: FleetRules | None = None,
+    ) -> None:
+        self._clusters = {cluster.name: cluster for cluster in clusters}
+        self._members = {instance.name: Member(instance) for instance in instances}
+        self._clock = clock
+        self.rules = rules or FleetRules()
+
+    def __repr__(self) -> str:
+        alive = sum(self.is_ready(member) for member in self._members.values())
+        return f"<Fleet {alive}/{len(self._members)} ready>"
+
+    @property
+    def clusters(self) -> Iterable[Cluster]:
+        """The clusters, in configured order."""
+        return self._clusters.values()
+
+    @property
+    def members(self) -> Iterable[Member]:
+        """The instances, in the order in which they joined."""
+        return self._members.values()
+
+    def members_of(self, cluster: str, model: str) -> list[Member]:
+        """Return the members of a cluster that serve a model, whatever their state."""
+        return [
+            member
+            for member in self._members.values()
+            if member.instance.cluster == cluster and member.instance.model in (None, model)
+        ]
+
+    def member(self, name: str) -> Member:
+        """Return a member; raises NotFound."""
+        try:
+            return self._members[name]
+        except KeyError:
+            raise NotFound(f"no instance {name!r}") from None
+
+    def add(self, instance: Instance) -> Member:
+        """Let a new instance join; it is ready once a probe succeeded. Raises Conflict, NotFound."""
+        if instance.name in self._members:
+            raise Conflict(f"instance {instance.name!r} exists already")
+        if instance.cluster not in self._clusters:
+            raise NotFound(f"no cluster {instance.cluster!r}")
+        member = self._members[instance.name] = Member(instance)
+        return member
+
+    def remove(self, name: str) -> Instance:
+        """Forget an instance; legs in flight there run to their end. Raises NotFound."""
+        instance = self.member(name).instance
+        del self._members[name]
+        return instance
+
+    def is_ready(self, member: Member) -> bool:
+        """Whether new work may go there: active, alive, breaker closed or due for its trial."""
+        return (
+            member.state is InstanceState.ACTIVE
+            and member.health.alive is True
+            and breaker_allows(member.breaker, self._clock.monotonic(), self.rules.breaker)
+        )
+
+    def breaker_is_open(self, member: Member) -> bool:
+        """Whether the instance's breaker keeps work away."""
+        return member.breaker.opened_at is not None
+
+    def record_probe(self, name: str, *, ok: bool, reading: EngineReading | None = None) -> None:
+        """Take one probe's outcome; a name that left meanwhile is ignored."""
+        member = self._members.get(name)
+        if member is None:
+            return
+        before = member.health.alive
+        member.health = step_health(member.health, ok, self.rules.probe)
+        if member.health.alive is not before and before is not None:
+            member.transitions += 1
+        if reading is not None:
+            member.reading = reading
+
+    def record_success(self, name: str) -> None:
+        """An engine answered as it should, or blamed the client."""
+        member = self._members.get(name)
+        if member is not None:
+            member.breaker = step_succeeded(member.breaker)
+
+    def record_failure(self, name: str) -> None:
+        """Transport, 5xx or time-out: what the breaker counts (DESIGN 7)."""
+        member = self._members.get(name)
+        if member is not None:
+            member.breaker = step_failed(
+                member.breaker, self._clock.monotonic(), self.rules.breaker
+            )
+
+    @contextmanager
+    def prefill_leg(self, name: str, expected: Seconds) -> Iterator[None]:
+        """Count a prefill of `expected` seconds in flight for the time of the block."""
+        member = self._members.get(name)
+        if member is None:
+            yield
+            return
+        now = self._clock.monotonic()
+        leg = PrefillLeg(now, expected)
+        member.prefills.append(leg)
+        member.busy_until = max(now, member.busy_until) + expected
+        member.breaker = step_dispatched(member.breaker, now, self.rules.breaker)
+        try:
+            yield
+        finally:
+            member.prefills.remove(leg)
+            # What is left of the queue starts now, whatever was expected of this leg.
+            member.busy_until = self._clock.monotonic() + sum(
+                other.expected for other in member.prefills
+            )
+            member.breaker = step_abandoned(member.breaker)
+
+    @contextmanager
+    def decode_leg(self, name: str) -> Iterator[None]:
+        """Count a decode in flight for the time of the block."""
+        member = self._members.get(name)
+        if member is None:
+            yield
+            return
+        member.decodes += 1
+        member.breaker = step_dispatched(
+            member.breaker, self._clock.monotonic(), self.rules.breaker
+        )
+        try:
+            yield
+        finally:
+            member.decodes -= 1
+            member.breaker = step_abandoned(member.breaker)
+
+    def fresh_reading(self, member: Member) -> EngineReading | None:
+        """Return the last scrape unless it is too old: then nothing is known."""
+        reading = member.reading
+        if reading is None:
+            return None
+        age = self._clock.monotonic() - reading.at
+        return reading if age <= self.rules.signal_max_age else None
+
+    def queue_depth(self, member: Member) -> int | None:
+        """Return how many wait there: as scraped, and what we sent since; None when too old."""
+        reading = self.fresh_reading(member)
+        if reading is None:
+            return None
+        return reading.waiting + sum(leg.sent_at > reading.at for leg in member.prefills)
+
+    def ahead_seconds(self, member: Member, mean_prefill: Seconds) -> Seconds:
+        """Return the prefill time queued there: ours as expected, others' at the mean.
+
+        Others are what the engine reports running or waiting beyond our own legs.
+        """
+        own = max(0.0, member.busy_until - self._clock.monotonic()) if member.prefills else 0.0
+        reading = self.fresh_reading(member)
+        if reading is None:
+            return own
+        others = max(0, reading.running + reading.waiting - member.inflight)
+        return own + others * mean_prefill
+
+    def set_state(self, name: str, state: InstanceState) -> Member:
+        """Activate, drain or disable an instance. Raises NotFound."""
+        member = self.member(name)
+        member.state = state
+        return member
+
+    def set_role(self, name: str, instance: Instance) -> Member:
+        """Replace the configured facts of an instance that keeps its name. Raises NotFound."""
+        member = self.member(name)
+        member.instance = replace(instance, name=name)
+        return member

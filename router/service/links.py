@@ -1,0 +1,119 @@
+"""The links as they are now, and the bytes booked on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from router.control.links import (
+    BandwidthMode,
+    LinkHealth,
+    LinkState,
+    RegimeBounds,
+    Telemetry,
+    book,
+    observe,
+    release,
+    view_link,
+)
+from router.domain.decision import LinkView
+from router.domain.errors import NotFound
+from router.domain.topology import Link
+from router.domain.units import Bytes, BytesPerSecond, Seconds
+from router.ports import Clock
+
+
+class LinkBoard:
+    """Every link's state by name. Single-threaded: owned by one event loop.
+
+    `budget` is how many seconds of a link's usable bandwidth may be booked at once.
+    """
+
+    def __init__(
+        self,
+        links: Iterable[Link],
+        *,
+        clock: Clock,
+        bounds: RegimeBounds,
+        budget: Seconds,
+        mode: BandwidthMode = BandwidthMode.AUTO,
+    ) -> None:
+        self._states = {link.name: LinkState(link, mode=mode) for link in links}
+        self._clock = clock
+        self._bounds = bounds
+        self._budget = budget
+        self._configured_mode = mode
+
+    @property
+    def states(self) -> Iterable[LinkState]:
+        """The links' states, in configured order."""
+        return self._states.values()
+
+    def state(self, name: str) -> LinkState:
+        """Return one link's state; raises NotFound."""
+        try:
+            return self._states[name]
+        except KeyError:
+            raise NotFound(f"no link {name!r}") from None
+
+    def between(self, source: str, target: str) -> LinkView | None:
+        """Return the link that carries KV from one cluster to another, as the rule may see it."""
+        for state in self._states.values():
+            if state.link.source == source and state.link.target == target:
+                return self.view(state.link.name)
+        return None
+
+    def view(self, name: str) -> LinkView:
+        """Return what the rule may see of a link, its regime brought up to now."""
+        now = self._clock.monotonic()
+        state = self._change(name, lambda state: observe(state, now, self._bounds))
+        return view_link(state, now, self._budget)
+
+    def report(self, name: str, telemetry: Telemetry) -> LinkState:
+        """Take one telemetry report; an older one than the last is ignored. Raises NotFound."""
+        last = self.state(name).telemetry
+        if last is not None and telemetry.observed_at < last.observed_at:
+            return self.state(name)
+        now = self._clock.monotonic()
+        return self._change(
+            name, lambda state: observe(replace(state, telemetry=telemetry), now, self._bounds)
+        )
+
+    def set_health(self, name: str, health: LinkHealth) -> LinkState:
+        """Take a link up or down, or believe the telemetry again."""
+        return self._change(name, lambda state: replace(state, health=health))
+
+    def set_capacity(self, name: str, capacity: BytesPerSecond | None) -> LinkState:
+        """Set the nominal capacity; None returns to the configured one."""
+        return self._change(name, lambda state: replace(state, capacity=capacity))
+
+    def set_mode(self, mode: BandwidthMode | None, name: str | None = None) -> None:
+        """Fix the regime or let it follow the utilisation, on one link or all.
+
+        None returns to the configured mode.
+        """
+        chosen = self._configured_mode if mode is None else mode
+        for each in [name] if name is not None else list(self._states):
+            self._change(each, lambda state: replace(state, mode=chosen))
+
+    @contextmanager
+    def booking(self, name: str, size: Bytes) -> Iterator[Callable[[], None]]:
+        """Book `size` bytes for the time of the block; the yielded function releases them early."""
+        self._change(name, lambda state: book(state, size))
+        held = True
+
+        def let_go() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._change(name, lambda state: release(state, size))
+
+        try:
+            yield let_go
+        finally:
+            let_go()
+
+    def _change(self, name: str, change: Callable[[LinkState], LinkState]) -> LinkState:
+        state = self._states[name] = change(self.state(name))
+        return state
