@@ -1,0 +1,55 @@
+{{- define "prfaas-router.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* The name of the objects; 53 characters leave room for "-admin" and the like. */ -}}
+{{- define "prfaas-router.fullname" -}}
+{{- $name := include "prfaas-router.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 53 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 53 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "prfaas-router.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "prfaas-router.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "prfaas-router.labels" -}}
+{{ include "prfaas-router.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "prfaas-router.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "prfaas-router.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "prfaas-router.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "prfaas-router.adminSecretName" -}}
+{{- default (printf "%s-admin" (include "prfaas-router.fullname" .)) .Values.admin.existingSecret -}}
+{{- end -}}
+
+{{- /* The port that carries /metrics: the admin listener's where there is one. */ -}}
+{{- define "prfaas-router.metricsPortName" -}}
+{{- if .Values.config.admin.port -}}admin{{- else -}}http{{- end -}}
+{{- end -}}
