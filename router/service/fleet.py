@@ -125,7 +125,10 @@ class Fleet:
             raise NotFound(f"no instance {name!r}") from None
 
     def add(self, instance: Instance) -> Member:
-        """Let a new instance join; it is ready once a probe succeeded. Raises Conflict, NotFound."""
+        """Let a new instance join; it is ready once a probe succeeded.
+
+        Raises Conflict for a name in use, NotFound for an unknown cluster.
+        """
         if instance.name in self._members:
             raise Conflict(f"instance {instance.name!r} exists already")
         if instance.cluster not in self._clusters:
