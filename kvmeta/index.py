@@ -1,4 +1,4 @@
-"""The one interface of the index. Back ends implement it; one behavioural suite holds them to it."""
+"""The index's one interface: back ends implement it, one behavioural suite holds them to it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,15 @@ class MetadataIndex(Protocol):
     source's report. A back end that cannot answer in time returns `CacheBelief.unknown()`.
     """
 
-    async def register(self, source: SourceId, layout: CacheLayout) -> None:
-        """Make `source` known, state `unknown`, holding nothing. Idempotent for an equal layout."""
+    async def register(
+        self, source: SourceId, layout: CacheLayout, *, max_age_seconds: float | None = None
+    ) -> None:
+        """Make `source` known, state `unknown`, holding nothing. Idempotent for an equal layout.
+
+        Where `max_age_seconds` is set, the source proves its liveness in idle times too (`touch`);
+        once its last proof is older than that, readers get `unknown`. None for a source that
+        cannot prove it: silence then means nothing.
+        """
         ...
 
     async def begin_epoch(self, source: SourceId, state: SourceState) -> None:
@@ -35,6 +42,10 @@ class MetadataIndex(Protocol):
     async def apply(self, source: SourceId, sequence: int, batch: EventBatch) -> bool:
         """Apply one batch exactly once; False when `sequence` was applied in this epoch before.
 
+        Sequence numbers only rise within an epoch: one at or below the last applied changes
+        nothing. An `AllBlocksCleared` empties the source and, since an empty cache is known to be
+        empty, makes a partial one synced. A store that had to be refused (caps, a block size that
+        does not fit the layout) or an event that could not be read makes a synced one partial.
         Cost: proportional to the blocks in the batch.
         """
         ...
@@ -44,7 +55,7 @@ class MetadataIndex(Protocol):
         ...
 
     async def touch(self, source: SourceId) -> None:
-        """Note that `source` just proved that nothing was missed."""
+        """Note that `source` just proved that nothing was missed. Unregistered: ignored."""
         ...
 
     async def count_error(self, source: SourceId, cause: str) -> None:

@@ -5,7 +5,7 @@ Everything here is a frozen value. Lengths are in tokens unless a name says bloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import lcm
@@ -101,12 +101,14 @@ class PromptBlocks:
 
     `hashes[i]` names the prefix of `(i + 1) * block_size` tokens. `limit` is the longest prefix
     that an engine could reuse at all, in tokens: at most `total_tokens - 1`, since engines
-    recompute the last token, and less where a connector truncates the prefill leg.
+    recompute the last token, and less where a connector truncates the prefill leg. `salted` says
+    that the chain has a cache salt: sources whose events cannot tell salts are unknown for it.
     """
 
     hashes: Sequence[BlockHash]
     total_tokens: int
     limit: int
+    salted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ class CacheBelief:
 class SourceReport:
     """What operators see of one source.
 
+    `blocks` counts what it holds, each block once per medium and KV group; `waiting` the blocks
+    announced before what they hang on. `epoch` rises whenever everything it held is forgotten.
     `age_seconds` is the time since the source last proved that nothing was missed (an applied
     event or an answered replay probe), None if it never did. `next_sequence` is the sequence
     number expected next. `errors` counts by cause and survives epochs.
@@ -137,4 +141,5 @@ class SourceReport:
     blocks: int
     next_sequence: int | None
     age_seconds: float | None
-    errors: dict[str, int] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    waiting: int = 0

@@ -1,0 +1,1 @@
+"""Implementations of `kvmeta.index.MetadataIndex`."""

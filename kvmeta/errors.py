@@ -1,0 +1,19 @@
+"""The index's error tree: what a caller gave or an engine sent that cannot be taken."""
+
+from __future__ import annotations
+
+
+class KvMetaError(Exception):
+    """Root of everything that `kvmeta` raises on purpose."""
+
+
+class TokenRangeError(KvMetaError, ValueError):
+    """A token id that is no unsigned 32-bit integer: no engine could have cached it."""
+
+
+class PayloadError(KvMetaError, ValueError):
+    """An event payload that is no batch at all; nothing of it can be applied."""
+
+
+class FrameError(KvMetaError, ValueError):
+    """A ZeroMQ message whose frames are not those of a KV-event publisher."""

@@ -1,0 +1,286 @@
+"""The reuse rule: how much of a prompt could a source serve from its cache?
+
+An engine with several KV groups can reuse a prefix of L tokens only if *every* group can
+(vllm/v1/core/kv_cache_coordinator.py, HybridKVCacheCoordinator.find_longest_cache_hit):
+
+    full attention   every block of [0, L)
+    sliding window   ceil((window - 1) / block) contiguous blocks that end at L; a run that reaches
+                     block 0 may be shorter
+    recurrent        one state stored at exactly L
+
+L is a multiple of the alignment and at most the prompt's limit. EAGLE heads need one attention
+block beyond L as well, so what is reusable is a block shorter than what is stored. Each rule maps a
+candidate L to the largest L' <= L that it allows; applying them in turn until none shrinks L gives
+the largest L that all allow, since no rule ever passes over a common solution.
+
+Data. A back end gives, per prefix hash of the prompt, one integer: bit s says that *slot* s holds
+the block. A slot is one (source, epoch, medium, group), numbered by the back end. So one fetch a
+prompt serves every source, and a source that forgets everything merely gets new slots. Sources
+that share a prompt's history agree over long stretches, hence the masks are run-length encoded once
+and every source is matched against the runs: the cost is one pass over the prompt and then
+O(sources x runs), where runs are about as many as sources, not as blocks.
+
+Lengths in this module are in hash units (`CacheLayout.block_size` tokens) unless named otherwise.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import lcm
+
+from kvmeta.types import CacheLayout, GroupKind, KvGroup
+
+Run = tuple[int, int]
+"""(how many, mask): that many neighbours with the same slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedGroup:
+    """One KV group as a source's events describe it.
+
+    `block_size` (tokens) is the largest seen, None while only placeholders were. `present` has the
+    bits of the slots that count: this group's, in every counted medium.
+    """
+
+    kind: GroupKind
+    present: int
+    window: int | None = None
+    block_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What groups of one shape demand together; `present` has one mask of slots a group.
+
+    `block` is the groups' block, `tail` how many blocks before L must be there (sliding window).
+    """
+
+    kind: GroupKind
+    block: int
+    tail: int
+    present: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MatchPlan:
+    """Everything about one source that the match needs, fixed between changes of its groups."""
+
+    requirements: tuple[Requirement, ...]
+    alignment: int
+    eagle: bool
+
+
+class MaskRuns:
+    """The masks of one prompt, run-length encoded at every stride asked for.
+
+    Stride k looks at the ends of k-unit blocks only: a block of several units is named by the hash
+    of its last one.
+    """
+
+    def __init__(self, masks: Sequence[int]) -> None:
+        self.masks = masks
+        self._runs: dict[int, list[Run]] = {}
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+    def every(self, stride: int) -> list[Run]:
+        """Return the runs over masks[stride-1], masks[2*stride-1], …; computed once a stride."""
+        runs = self._runs.get(stride)
+        if runs is None:
+            masks = self.masks if stride == 1 else self.masks[stride - 1 :: stride]
+            runs = [(sum(1 for _ in same), mask) for mask, same in groupby(masks)]
+            self._runs[stride] = runs
+        return runs
+
+
+def plan_match(layout: CacheLayout, announced: Iterable[AnnouncedGroup]) -> MatchPlan | None:
+    """Combine what was declared with what was announced; None: nothing can be reusable.
+
+    A declared group that announced nothing, or fewer groups than its `count`, means that nothing
+    is. An announced group of an undeclared kind is required as well: the engine has it, whatever
+    the operator wrote.
+    """
+    groups = list(announced)
+    shapes: dict[tuple[GroupKind, int, int], list[int]] = {}
+    covered: set[int] = set()
+    for declared in layout.groups:
+        own = [at for at, group in enumerate(groups) if _covers(layout, declared, group)]
+        if len(own) < (declared.count or 1):
+            return None
+        for at in own:
+            _add_shape(shapes, layout, groups[at], declared)
+        covered.update(own)
+    for at, group in enumerate(groups):
+        if at not in covered:
+            _add_shape(shapes, layout, group, None)
+    unit = layout.block_size
+    requirements = tuple(
+        Requirement(kind, block, tail, tuple(present))
+        for (kind, block, tail), present in sorted(shapes.items())
+    )
+    alignment = (
+        layout.alignment // unit
+        if layout.alignment is not None
+        else lcm(*(requirement.block for requirement in requirements))
+    )
+    return MatchPlan(requirements, max(1, alignment), layout.eagle)
+
+
+def _covers(layout: CacheLayout, declared: KvGroup, group: AnnouncedGroup) -> bool:
+    """Whether `declared` speaks of `group`: by kind, and by window where several share the kind."""
+    if declared.kind is not group.kind:
+        return False
+    rivals = sum(1 for other in layout.groups if other.kind is declared.kind)
+    return rivals == 1 or None in (declared.window, group.window) or declared.window == group.window
+
+
+def _add_shape(
+    shapes: dict[tuple[GroupKind, int, int], list[int]],
+    layout: CacheLayout,
+    group: AnnouncedGroup,
+    declared: KvGroup | None,
+) -> None:
+    tokens = (declared and declared.block_size) or group.block_size or layout.block_size
+    block = max(1, tokens // layout.block_size)
+    kind = group.kind
+    tail = 0
+    if kind is GroupKind.SLIDING_WINDOW:
+        window = max(group.window or 0, (declared and declared.window) or 0)
+        if window:
+            tail = -(-(window - 1) // (block * layout.block_size))
+        else:
+            kind = (
+                GroupKind.FULL_ATTENTION
+            )  # a window that nobody told may be as long as the prompt
+    shapes.setdefault((kind, block, tail), []).append(group.present)
+
+
+def longest_prefix(plan: MatchPlan, runs: MaskRuns, limit: int) -> int:
+    """Return the longest reusable prefix, in units, at most `limit`; 0 is always reusable.
+
+    Terminates since each turn of the loop shrinks the candidate; scans start at the candidate, so
+    all turns together read each run about once.
+    """
+    rules = [_Rule(requirement, plan, runs) for requirement in plan.requirements]
+    limit = min(limit, len(runs))
+    length = limit - limit % plan.alignment
+    while length > 0:
+        candidate = length
+        for rule in rules:
+            candidate = rule.allow(candidate, limit)
+            if candidate <= 0:
+                return 0
+        if candidate == length:
+            return length
+        length = candidate
+    return 0
+
+
+class _Rule:
+    """One requirement against one prompt: maps L to the largest L' <= L that it allows."""
+
+    def __init__(self, requirement: Requirement, plan: MatchPlan, runs: MaskRuns) -> None:
+        self._requirement = requirement
+        self._alignment = plan.alignment
+        self._masks = runs.masks
+        recurrent = requirement.kind is GroupKind.RECURRENT
+        self._stride = plan.alignment if recurrent else requirement.block
+        self._beyond = requirement.block if plan.eagle and not recurrent else 0
+        encoded = runs.every(self._stride)
+        if requirement.kind is GroupKind.FULL_ATTENTION:
+            self._depth = _contiguous(encoded, requirement.present) * self._stride
+            self._spans: list[tuple[int, int]] = []
+        else:
+            self._depth = 0
+            self._spans = _spans(encoded, requirement.present)
+
+    def allow(self, length: int, limit: int) -> int:
+        match self._requirement.kind:
+            case GroupKind.FULL_ATTENTION:
+                return self._allow_full(min(length, limit - self._beyond))
+            case GroupKind.SLIDING_WINDOW:
+                return self._allow_window(min(length, limit - self._beyond))
+            case GroupKind.RECURRENT:
+                return self._allow_state(length)
+
+    def _allow_full(self, length: int) -> int:
+        """Blocks of [0, L) are there; L inside a block needs the partial block that ends there."""
+        block, step = self._stride, self._alignment
+        length = min(length, self._depth + block - 1 - self._beyond)
+        length -= length % step
+        while length > 0:
+            end = length + self._beyond
+            if end % block == 0 and end <= self._depth:
+                return length
+            if end % block and end - end % block <= self._depth and self._held_at(end):
+                return length
+            length -= step
+        return 0
+
+    def _held_at(self, length: int) -> bool:
+        mask = self._masks[length - 1]
+        return all(mask & present for present in self._requirement.present)
+
+    def _allow_window(self, length: int) -> int:
+        """A span of present blocks that ends at L, long enough or reaching block 0."""
+        block = self._stride
+        step = lcm(block, self._alignment)
+        ahead = self._beyond // block
+        tail = self._requirement.tail + ahead
+        length -= length % step
+        if tail == 0:
+            return max(0, length)
+        while length > 0:
+            end = length // block + ahead  # in blocks: [.., end) must be there
+            at = bisect_left(self._spans, (end, 0)) - 1
+            if at < 0:
+                return 0
+            start, stop = self._spans[at]
+            if end <= stop and (start == 0 or end - start >= tail):
+                return length
+            # Jump: to this span's end if it was passed over, else before its start.
+            reach = min(end - 1, stop) if end > stop else start
+            below = (reach - ahead) * block
+            length = min(length - step, below - below % step)
+        return 0
+
+    def _allow_state(self, length: int) -> int:
+        """The last state stored at an aligned boundary <= L."""
+        end = length // self._stride
+        at = bisect_left(self._spans, (end, 0)) - 1
+        return min(end, self._spans[at][1]) * self._stride if at >= 0 else 0
+
+
+def _contiguous(runs: Iterable[Run], present: tuple[int, ...]) -> int:
+    """How many blocks from block 0 on every group has."""
+    depth = 0
+    if len(present) == 1:  # the common case deserves the short loop
+        (only,) = present
+        for length, mask in runs:
+            if not mask & only:
+                return depth
+            depth += length
+        return depth
+    for length, mask in runs:
+        if not all(mask & group for group in present):
+            return depth
+        depth += length
+    return depth
+
+
+def _spans(runs: Iterable[Run], present: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The half-open stretches of blocks that every group has, ascending, never touching."""
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for length, mask in runs:
+        if all(mask & group for group in present):
+            if spans and spans[-1][1] == at:
+                spans[-1] = (spans[-1][0], at + length)
+            else:
+                spans.append((at, at + length))
+        at += length
+    return spans
