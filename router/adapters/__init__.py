@@ -1,0 +1,1 @@
+"""Implementations of the ports: engines over HTTP, stores, metrics, clusters."""

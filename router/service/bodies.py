@@ -1,0 +1,352 @@
+"""A client's JSON body: read once into raw fields, changed only where the gateway must.
+
+Values are never decoded and encoded again: a number over 2^53, `1e-7`, an unknown field or a
+thousand messages reach the engine as the very bytes that the client wrote. `ClientBody.form`
+copies these bytes round the few fields that change; without a change it returns the body itself.
+
+What belongs to the gateway is gone after `read_body` (DESIGN 4): transfer parameters would let a
+client steer connections between engines (CASES R25), wherever the engine reads them from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from router.domain.errors import BadRequest
+
+_OWNED = frozenset(
+    {
+        "kv_transfer_params",
+        "ec_transfer_params",
+        # SGLang's spellings of the same thing.
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "data_parallel_rank",
+    }
+)
+_OWNED_ARGUMENTS = frozenset(
+    {
+        # vLLM merges `vllm_xargs` into the very dict that carries its transfer parameters.
+        "kv_transfer_params",
+        "ec_transfer_params",
+        # Re-announces prefix hits as new blocks: a client could falsify the index.
+        "kv_cache_report_mode",
+    }
+)
+_TEXT_PARTS = frozenset({"text", "refusal", "thinking", "input_text", "output_text"})
+
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_IDS = msgspec.json.Decoder(list[int])
+_TEXTS = msgspec.json.Decoder(list[str])
+_SEVERAL_IDS = msgspec.json.Decoder(list[list[int]])
+_OBJECTS = msgspec.json.Decoder(list[dict[str, Any]])
+_ENCODER = msgspec.json.Encoder()
+
+
+class BodyKind(StrEnum):
+    """Which endpoint the body is for."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+
+
+_INDIVISIBLE: Mapping[BodyKind, tuple[str, ...]] = MappingProxyType(
+    {
+        BodyKind.CHAT: ("echo", "prompt_logprobs", "use_beam_search"),
+        BodyKind.COMPLETION: ("echo", "prompt_logprobs", "use_beam_search"),
+        BodyKind.RESPONSES: ("background",),  # answered later, by the instance that took it
+        BodyKind.MESSAGES: (),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """One prompt, as text."""
+
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IdsPrompt:
+    """One prompt, as the client's own token ids."""
+
+    ids: Sequence[int] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages (or a Responses `input`) that a chat template turns into a prompt."""
+
+    messages: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OpaquePrompt:
+    """Something that only the engine can count: several prompts, embeddings, a stored response."""
+
+    texts: int = 0
+
+
+Prompt = TextPrompt | IdsPrompt | Conversation | OpaquePrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBody:
+    """A request body without what the gateway owns.
+
+    `fields` are the top-level members as raw JSON, in the client's order. `disaggregable` is False
+    where one instance must do everything: the answer depends on the prompt's own pass (`echo`,
+    `prompt_logprobs`), there is more than one prompt, or the engine keeps the conversation.
+    `media` tells that the prompt has parts other than text. `include_usage` is what the client
+    asked of a stream.
+    """
+
+    kind: BodyKind
+    raw: bytes = field(repr=False)
+    fields: Mapping[str, msgspec.Raw] = field(repr=False)
+    model: str
+    stream: bool
+    prompt: Prompt
+    disaggregable: bool
+    media: bool
+    include_usage: bool
+    cache_salt: str | None = field(default=None, repr=False)
+
+    def form(self, changes: Mapping[str, bytes | None]) -> bytes:
+        """Return the body with some top-level members replaced, added or (None) removed.
+
+        Replacements are JSON texts. Members keep their place and their bytes; a new one goes to
+        the end. Changes that change nothing return `raw` itself.
+        """
+        return form_object(self.raw, self.fields, changes)
+
+    def select(self, names: Sequence[str], changes: Mapping[str, bytes | None]) -> bytes:
+        """Return a body of only the `names` that are present, then changed as by `form`.
+
+        For calls that take a part of a request, such as `/tokenize`.
+        """
+        kept = {name: self.fields[name] for name in names if name in self.fields}
+        return form_object(b"", kept, changes)
+
+    def decode(self, name: str) -> Any:  # noqa: ANN401 - a JSON value is of any type
+        """Return one member as Python objects, None where it is absent."""
+        return _member(self.fields, name)
+
+    def decode_messages(self) -> list[dict[str, Any]]:
+        """Return the conversation as Python objects, for a chat template.
+
+        Raises BadRequest where a message is not an object.
+        """
+        try:
+            return _OBJECTS.decode(self.fields.get("messages", msgspec.Raw(b"[]")))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadRequest("messages must be objects", param="messages") from error
+
+
+def form_object(
+    raw: bytes, fields: Mapping[str, msgspec.Raw], changes: Mapping[str, bytes | None]
+) -> bytes:
+    """Return a JSON object with `changes` made; `raw` (when given) if they change nothing.
+
+    `fields` are the members of `raw`. None removes, bytes are the JSON text of a new value.
+    """
+    edited = dict(fields)
+    changed = not raw
+    for name, value in changes.items():
+        old = edited.get(name)
+        if value is None:
+            changed |= edited.pop(name, None) is not None
+        elif old is None or bytes(old) != value:
+            edited[name] = msgspec.Raw(value)
+            changed = True
+    return _ENCODER.encode(edited) if changed else raw
+
+
+def json_text(value: str) -> bytes:
+    """Return `value` as a JSON string, quotes included."""
+    return _ENCODER.encode(value)
+
+
+def read_body(raw: bytes, kind: BodyKind) -> ClientBody:
+    """Read a request body.
+
+    Raises BadRequest, naming the field, for malformed JSON, anything but an object, and a missing
+    or ill-typed `model`, `stream`, prompt or `cache_salt`. The engine judges everything else.
+    """
+    fields = _read_object(raw)
+    owned = _remove_owned(fields)
+    if owned:
+        raw = form_object(raw, fields, owned)
+        fields = _FIELDS.decode(raw)
+    prompt = _read_prompt(fields, kind)
+    return ClientBody(
+        kind=kind,
+        raw=raw,
+        fields=MappingProxyType(fields),
+        model=_read_model(fields),
+        stream=_read_flag(fields, "stream"),
+        prompt=prompt,
+        disaggregable=_may_split(fields, kind, prompt),
+        media=isinstance(prompt, Conversation) and _has_media(prompt.messages),
+        include_usage=_wants_usage(fields),
+        cache_salt=_read_optional_text(fields, "cache_salt"),
+    )
+
+
+def _read_object(raw: bytes) -> dict[str, msgspec.Raw]:
+    if not raw.strip():
+        raise BadRequest("the body is empty; a JSON object is needed", code="invalid_json")
+    try:
+        return _FIELDS.decode(raw)
+    except msgspec.ValidationError as error:
+        raise BadRequest("the body must be a JSON object", code="invalid_json") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise BadRequest("the body is nested too deeply", code="invalid_json") from error
+
+
+def _remove_owned(fields: Mapping[str, msgspec.Raw]) -> dict[str, bytes | None]:
+    """Return the changes that take away what the gateway owns."""
+    changes: dict[str, bytes | None] = {name: None for name in _OWNED if name in fields}
+    raw = fields.get("vllm_xargs")
+    if raw is None or not bytes(raw).startswith(b"{"):
+        return changes
+    arguments = _FIELDS.decode(raw)
+    if not _OWNED_ARGUMENTS.isdisjoint(arguments):
+        kept: dict[str, bytes | None] = dict.fromkeys(_OWNED_ARGUMENTS)
+        changes["vllm_xargs"] = form_object(bytes(raw), arguments, kept)
+    return changes
+
+
+def _read_model(fields: Mapping[str, msgspec.Raw]) -> str:
+    model = _read_optional_text(fields, "model")
+    if not model:
+        raise BadRequest("model is missing", param="model")
+    return model
+
+
+def _read_optional_text(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
+    value = _member(fields, name)
+    if value is None or isinstance(value, str):
+        return value
+    raise BadRequest(f"{name} must be a string", param=name)
+
+
+def _read_flag(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    value = _member(fields, name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise BadRequest(f"{name} must be true or false", param=name)
+
+
+def _wants_usage(fields: Mapping[str, msgspec.Raw]) -> bool:
+    options = _member(fields, "stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _member(fields: Mapping[str, msgspec.Raw], name: str) -> Any:  # noqa: ANN401 - any JSON value
+    """Decode one member; None where it is absent or null."""
+    if name not in fields:
+        return None
+    try:
+        return msgspec.json.decode(fields[name])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"{name} is not valid JSON", param=name, code="invalid_json") from error
+
+
+def _read_prompt(fields: Mapping[str, msgspec.Raw], kind: BodyKind) -> Prompt:
+    match kind:
+        case BodyKind.CHAT | BodyKind.MESSAGES:
+            return Conversation(_read_array(fields, "messages"))
+        case BodyKind.COMPLETION:
+            return _read_completion_prompt(fields)
+        case BodyKind.RESPONSES:
+            return _read_input(fields)
+
+
+def _read_array(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
+    if name not in fields:
+        raise BadRequest(f"{name} is missing", param=name)
+    raw = bytes(fields[name])
+    if not raw.startswith(b"["):
+        raise BadRequest(f"{name} must be an array", param=name)
+    return raw
+
+
+def _read_input(fields: Mapping[str, msgspec.Raw]) -> Prompt:
+    """Read a Responses `input`: a text or items; with what the engine stored it is opaque."""
+    if "input" not in fields:
+        raise BadRequest("input is missing", param="input")
+    stored = any(_is_set(fields, name) for name in ("previous_response_id", "conversation"))
+    return OpaquePrompt() if stored else Conversation(bytes(fields["input"]))
+
+
+def _read_completion_prompt(fields: Mapping[str, msgspec.Raw]) -> Prompt:
+    raw = fields.get("prompt")
+    text = b"null" if raw is None else bytes(raw)
+    if text == b"null":
+        if bytes(fields.get("prompt_embeds", msgspec.Raw(b"null"))) != b"null":
+            return OpaquePrompt()
+        raise BadRequest("prompt is missing", param="prompt")
+    try:
+        return _read_prompt_value(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(
+            "prompt must be a string, token ids, or a list of either", param="prompt"
+        ) from error
+
+
+def _read_prompt_value(text: bytes) -> Prompt:
+    """Tell the four shapes of a completion's prompt apart; a list of one is one prompt."""
+    if not text.startswith(b"["):
+        return TextPrompt(msgspec.json.decode(text, type=str))
+    first = text[1:].lstrip()[:1]
+    if first == b"]":
+        raise BadRequest("prompt must not be empty", param="prompt")
+    if first == b'"':
+        texts = _TEXTS.decode(text)
+        return TextPrompt(texts[0]) if len(texts) == 1 else OpaquePrompt(len(texts))
+    if first == b"[":
+        several = _SEVERAL_IDS.decode(text)
+        return IdsPrompt(several[0]) if len(several) == 1 else OpaquePrompt(len(several))
+    return IdsPrompt(_IDS.decode(text))
+
+
+def _may_split(fields: Mapping[str, msgspec.Raw], kind: BodyKind, prompt: Prompt) -> bool:
+    """Whether one instance may compute the prompt and another the answer (DESIGN 5)."""
+    if isinstance(prompt, OpaquePrompt):
+        return False
+    return not any(_is_set(fields, name) for name in _INDIVISIBLE[kind])
+
+
+def _is_set(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    """Whether a member is there and neither null nor false; `prompt_logprobs: 0` is set."""
+    raw = fields.get(name)
+    return raw is not None and bytes(raw) not in {b"null", b"false"}
+
+
+def _has_media(messages: bytes) -> bool:
+    """Whether a conversation has parts that are not text. Malformed messages have none."""
+    if b'"type"' not in messages and b"\\u" not in messages:
+        return False
+    try:
+        parts = _OBJECTS.decode(messages)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return any(
+        isinstance(part, dict) and part.get("type", "text") not in _TEXT_PARTS
+        for message in parts
+        if isinstance(content := message.get("content"), list)
+        for part in content
+    )

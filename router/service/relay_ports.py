@@ -1,0 +1,172 @@
+"""What the relay needs from the rest of the service: who is where, what is counted, who watches.
+
+The relay (`router.service.relay`) owns the course of one request; these collaborators own the
+fleet, the counts and the metrics. All calls are synchronous and cheap unless marked `async`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from router.domain.decision import Decision, NoRoute, Placement, Reason
+from router.domain.topology import Instance
+from router.domain.units import Bytes, Seconds, Tokens
+
+
+class Leg(StrEnum):
+    """Which of the two calls of a request; a request of one call has only a decode leg."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class FailureKind(StrEnum):
+    """How an engine failed us; all of these count against its breaker (DESIGN 7)."""
+
+    CONNECT = "connect"
+    """No connection within the connect time-out, or refused."""
+    TIMEOUT = "timeout"
+    """Connected, then silent for too long."""
+    BROKEN = "broken"
+    """The connection was cut, or what came is not HTTP or not JSON."""
+    STATUS = "status"
+    """An answer of 5xx."""
+
+
+class Fallback(StrEnum):
+    """Why a request left the course that was decided for it; a metric's label."""
+
+    REMOTE_PREFILL_FAILED = "remote_prefill_failed"
+    LOCAL_PREFILL_FAILED = "local_prefill_failed"
+    NO_HANDOFF = "no_handoff"
+    """The prefill answered without a hand-off: the decode instance computes the prompt."""
+    HANDOFF_EXPIRED = "handoff_expired"
+    DECODE_FAILED = "decode_failed"
+
+
+class KvOutcome(StrEnum):
+    """What became of a hand-off's bytes."""
+
+    USEFUL = "useful"
+    WASTED = "wasted"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An instance and the name under which it serves the request's model (or LoRA)."""
+
+    instance: Instance
+    served_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an engine says it did for one request, in tokens; None where it did not say."""
+
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    cached_tokens: Tokens | None = None
+
+
+class Planner(Protocol):
+    """Knows the fleet as it is now and can decide again."""
+
+    def resolve(self, instance: str, model: str) -> Target | None:
+        """Return where `instance` is and what it calls `model`; None when it was removed."""
+        ...
+
+    async def replan_local(
+        self, decision: Decision, reason: Reason, excluded: frozenset[str]
+    ) -> Decision | NoRoute:
+        """Decide again, for a prefill in the home PD cluster, without the `excluded` instances.
+
+        The answer has `reason` and `Route.LOCAL`; its `prefill` is None where no live local
+        prefill instance is left and the decode instance has to compute. Bounded well under a
+        second: a client waits.
+        """
+        ...
+
+    async def replan_decode(
+        self, decision: Decision, excluded: frozenset[str]
+    ) -> Decision | NoRoute:
+        """Decide again with a decode instance outside `excluded`; keeps route and reason if it can.
+
+        The prefill placement is chosen afresh as well: a hand-off is single-use.
+        """
+        ...
+
+
+class Booking(Protocol):
+    """Bytes reserved on a link."""
+
+    def release(self) -> None:
+        """Give the bytes back. Idempotent."""
+        ...
+
+
+class Ledger(Protocol):
+    """Counts what is in flight, and each engine's successes and failures.
+
+    Every leg is entered and left exactly once, whatever happens: counts are true and never
+    below zero.
+    """
+
+    def leg(
+        self, leg: Leg, placement: Placement, compute_tokens: Tokens
+    ) -> AbstractContextManager[None]:
+        """Count one call as in flight on an instance while the block runs.
+
+        `compute_tokens` are the prompt tokens that the call will compute there (0 for a decode
+        leg with a hand-off).
+        """
+        ...
+
+    def book(self, link: str, size: Bytes) -> Booking:
+        """Reserve a hand-off's bytes on a link, from its dispatch to the decode's first byte."""
+        ...
+
+    def succeeded(self, instance: str) -> None:
+        """Note a call that an engine finished; closes its breaker."""
+        ...
+
+    def failed(self, instance: str, kind: FailureKind) -> None:
+        """Note a call that an engine failed. Never called for 4xx nor for a client that left."""
+        ...
+
+
+class RelayHook(Protocol):
+    """Watches; metrics and logs hang here. Implementations never raise."""
+
+    def fell_back(self, decision: Decision, fallback: Fallback) -> None:
+        """Told once for each change of course. `decision` is the one given up."""
+        ...
+
+    def upstream_failed(self, instance: str, leg: Leg, kind: FailureKind) -> None:
+        """Told of each failed call, also those that a fallback hides from the client."""
+        ...
+
+    def prefill_answered(self, placement: Placement, usage: Usage) -> None:
+        """Told what a prefill leg reports; `cached_tokens` tests what the index believed."""
+        ...
+
+    def kv_shipped(self, decision: Decision, size: Bytes, outcome: KvOutcome) -> None:
+        """Told when a hand-off was pulled for an answer (useful) or only to free it (wasted)."""
+        ...
+
+    def first_byte(self, decision: Decision, elapsed: Seconds) -> None:
+        """Told when the first body byte leaves for the client, `elapsed` after its request came."""
+        ...
+
+    def answered(
+        self, decision: Decision, usage: Usage | None, content_events: int, *, complete: bool
+    ) -> None:
+        """Told once when an answer's body has ended.
+
+        `usage` is the engine's own count, None where the client did not ask for it in a stream;
+        `content_events` then is the nearest count of output tokens. `complete` is False where the
+        engine broke off.
+        """
+        ...
