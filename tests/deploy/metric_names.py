@@ -1,0 +1,74 @@
+"""The metrics that outsiders rely on: name, type and labels, without the prefix `prfaas_`.
+
+The rules and panels under deploy/ are checked against this table, and so is the code that exports.
+"""
+
+PREFIX = "prfaas_"
+
+LABELS: dict[str, frozenset[str]] = {
+    name: frozenset(labels.split())
+    for name, labels in {
+        "requests_total": "route reason code",
+        "decisions_total": "route reason regime",
+        "uncached_tokens": "route",
+        "prompt_tokens_total": "",
+        "cached_tokens_total": "cluster",
+        "threshold_tokens": "model prfaas pd",
+        "threshold_solved_tokens": "model prfaas pd",
+        "threshold_at_bound": "model prfaas pd",
+        "link_up": "link",
+        "link_capacity_bytes_per_second": "link",
+        "link_available_bytes_per_second": "link",
+        "link_egress_bytes_per_second": "link",
+        "link_utilization_ratio": "link",
+        "link_inflight_bytes": "link",
+        "instance_up": "instance role",
+        "instance_inflight": "instance role",
+        "instance_queue_depth": "instance role",
+        "instance_breaker_open": "instance role",
+        "instance_transitions_total": "instance role",
+        "queue_depth": "tenant",
+        "queue_seconds": "tenant",
+        "stage_capacity_requests_per_second": "stage",
+        "balance_residual_ratio": "equation",
+        "offload_share_ratio": "kind",
+        "time_to_first_token_seconds": "route",
+        "time_per_output_token_seconds": "route",
+        "request_duration_seconds": "route",
+        "index_lookup_seconds": "",
+        "index_blocks": "instance rank",
+        "index_source_state": "instance rank state",
+        "index_truth_total": "instance rank outcome",
+        "index_events_total": "type",
+        "index_event_errors_total": "cause",
+        "fallbacks_total": "reason",
+        "upstream_errors_total": "instance kind",
+        "kv_bytes_total": "outcome",
+        "tokenizer_drift_total": "",
+        "store_up": "",
+    }.items()
+}
+
+HISTOGRAMS = frozenset(
+    {
+        "uncached_tokens",
+        "queue_seconds",
+        "time_to_first_token_seconds",
+        "time_per_output_token_seconds",
+        "request_duration_seconds",
+        "index_lookup_seconds",
+    }
+)
+
+
+def series_labels() -> dict[str, frozenset[str]]:
+    """Return every series name as Prometheus stores it, with the labels that it carries."""
+    series: dict[str, frozenset[str]] = {}
+    for name, labels in LABELS.items():
+        if name not in HISTOGRAMS:
+            series[PREFIX + name] = labels
+            continue
+        series[f"{PREFIX}{name}_bucket"] = labels | {"le"}
+        series[f"{PREFIX}{name}_sum"] = labels
+        series[f"{PREFIX}{name}_count"] = labels
+    return series
