@@ -1,0 +1,106 @@
+"""Where it runs: clusters, instances, links."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from router.domain.topology import ClusterKind, Role
+from router.settings.fields import (
+    HttpUrl,
+    ModelName,
+    Name,
+    PositiveCount,
+    PositiveDuration,
+    PositiveNumber,
+    Section,
+    Text,
+    ZmqEndpoint,
+    incoherent,
+)
+from router.settings.secrets import Secret
+
+
+class InstanceSettings(Section):
+    """One engine endpoint."""
+
+    name: Name
+    """Unique in the whole configuration."""
+    url: HttpUrl
+    """Base URL of the engine's OpenAI server."""
+    role: Role
+    """`prefill`, `decode`, or `both`: an aggregated endpoint where one call does everything."""
+    model: ModelName | None = None
+    """The one model it serves; left out, every configured one."""
+    served_name: ModelName | None = None
+    """Its own name for the model; left out, the model's `served_name`."""
+    api_key: Secret = None
+    """Sent to this engine as Bearer; left out, no Authorization header."""
+    accepts_handoff: bool = False
+    """Whether a `both` instance decodes another instance's KV. Off, since an endpoint that hides
+    its own P/D behind one URL cannot."""
+    data_parallel_ranks: PositiveCount = 1
+    """Data-parallel ranks behind the URL; rank r publishes on the endpoints' port + r, as vLLM
+    does."""
+    revision: Text | None = None
+    """Revision of the weights it runs; left out, the model's."""
+    compatibility: Text | None = None
+    """Prefill and decode are paired only where this is equal; left out, the revision. Set it where
+    engine version or attention backend make KV incompatible."""
+    kv_events: ZmqEndpoint | None = None
+    """Where it publishes KV events; left out, what it caches is guessed from routed prompts."""
+    kv_replay: ZmqEndpoint | None = None
+    """Where it replays missed events; left out, a gap makes its index entry partial."""
+
+    @model_validator(mode="after")
+    def _events_cohere(self) -> Self:
+        if self.kv_replay is not None and self.kv_events is None:
+            raise incoherent("kv_replay", "needs kv_events: there is nothing else to replay")
+        for field, endpoint in (("kv_events", self.kv_events), ("kv_replay", self.kv_replay)):
+            if endpoint is not None and self.data_parallel_ranks > 1:
+                self._check_rank_ports(field, endpoint)
+        return self
+
+    def _check_rank_ports(self, field: str, endpoint: str) -> None:
+        if not endpoint.startswith("tcp://"):
+            raise incoherent(field, "must be tcp:// with several ranks: rank r uses port + r")
+        last = int(endpoint.rpartition(":")[2]) + self.data_parallel_ranks - 1
+        if last > 65535:
+            raise incoherent(field, f"port + rank exceeds 65535 (the last rank would use {last})")
+
+
+class ClusterSettings(Section):
+    """Instances on one fabric."""
+
+    name: Name
+    """Unique among clusters."""
+    kind: ClusterKind
+    """`pd` prefills and decodes; `prfaas` only prefills, behind a link."""
+    instances: tuple[InstanceSettings, ...] = ()
+    """Its engines; more can be added by the admin API."""
+
+
+class LinkTelemetrySettings(Section):
+    """Whether a link may be used without fresh measurements."""
+
+    required: bool = False
+    """Whether stale telemetry closes the link (`link_stale`). Off: our own booked bytes suffice to
+    start with."""
+    max_age_seconds: PositiveDuration = 10
+    """Age at which telemetry is stale: ten periods of the short loop."""
+
+
+class LinkSettings(Section):
+    """A directed path between clusters; KV flows from `from` to `to`."""
+
+    name: Name
+    """Unique among links."""
+    source: Name = Field(alias="from")
+    """The cluster that sends."""
+    target: Name = Field(alias="to")
+    """The cluster that receives."""
+    capacity_gbps: PositiveNumber
+    """Bandwidth in Gbit/s (1e9 bit/s) that KV transfers may use."""
+    telemetry: LinkTelemetrySettings = LinkTelemetrySettings()
+    """Demands on measurements."""

@@ -1,0 +1,143 @@
+"""What faces clients and operators: server, store, admin, tenants, admission, drain."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import SecretStr, field_serializer
+
+from router.settings.fields import (
+    Duration,
+    HttpPath,
+    ListenPort,
+    Name,
+    Port,
+    PositiveCount,
+    PositiveDuration,
+    PositiveNumber,
+    Section,
+    StoreUrl,
+    Text,
+    redact_url,
+)
+from router.settings.secrets import ApiKey, OptionalApiKey, Secret
+
+
+class CorsSettings(Section):
+    """Cross-origin access for browsers. Off unless an origin is listed."""
+
+    allow_origins: tuple[Text, ...] = ()
+    """Origins that may call, `*` for any; empty answers no preflight (as Starlette's default)."""
+    allow_headers: tuple[Text, ...] = ("*",)
+    """Request headers that a page may send; `*` echoes those asked for, since OpenAI's client sends
+    its own `x-stainless-*` set."""
+    allow_credentials: bool = False
+    """Whether browsers may send cookies (Starlette's default; the API itself uses none)."""
+    max_age_seconds: PositiveDuration = 600
+    """How long a browser keeps a preflight's answer (Starlette's default)."""
+
+
+class ServerSettings(Section):
+    """The gateway's listener."""
+
+    host: Text = "127.0.0.1"
+    """Address to listen on. Loopback by default: without tenants the gateway is open to all that
+    reach it. Containers set 0.0.0.0."""
+    port: ListenPort = 8000
+    """Port to listen on (vLLM's own default); 0 lets the kernel choose."""
+    max_body_bytes: PositiveCount = 16 * 1024 * 1024
+    """Largest request body; more is 413. 16 MiB is a prompt of about four million tokens of text
+    (4 bytes a token), well over the longest context served today."""
+    expose_routing_headers: bool = True
+    """Whether answers carry `x-prfaas-*`; `x-request-id` stays in any case."""
+    passthrough_paths: tuple[HttpPath, ...] = ()
+    """Further engine paths that clients may call, such as `/tokenize`; they go to one `both` or
+    `decode` instance. Empty, since engines expose much that is not for clients."""
+    cors: CorsSettings = CorsSettings()
+    """Cross-origin access."""
+
+
+class StoreSettings(Section):
+    """Where shared state lives."""
+
+    url: StoreUrl = SecretStr("memory://")
+    """`memory://` (one process, nothing to run), or Redis 7 and later: `redis://`, `rediss://`,
+    `unix://`, `redis+sentinel://host1,host2/service`, `redis+cluster://host1,host2`."""
+
+    @field_serializer("url")
+    def _show_without_password(self, url: SecretStr) -> str:
+        return redact_url(url.get_secret_value())
+
+    @property
+    def embedded(self) -> bool:
+        """Whether state lives in this process, so that there can be no other one."""
+        return self.url.get_secret_value().startswith("memory:")
+
+
+class AdminKeySettings(Section):
+    """One more key for the admin API."""
+
+    name: Name
+    """Who holds the key; the audit trail shows it."""
+    key: ApiKey
+    """The key: plain, `sha256:HEX` or `file:PATH`."""
+    role: Literal["viewer", "telemetry", "operator"] = "viewer"
+    """`viewer` reads, `telemetry` may also report link telemetry (for link agents), `operator` may
+    change everything. The least right is the default."""
+
+
+class AdminSettings(Section):
+    """The admin API."""
+
+    api_key: OptionalApiKey = None
+    """An operator's key. Without any key only loopback is answered."""
+    keys: tuple[AdminKeySettings, ...] = ()
+    """Further keys, each with a name and a role."""
+    port: Port | None = None
+    """Own listener for `/admin` and `/metrics`; without it they share the gateway's port."""
+
+
+class TenantSettings(Section):
+    """A customer: keys, isolation, share and limits."""
+
+    name: Name
+    """The tenant's name in metrics and decisions."""
+    api_keys: tuple[ApiKey, ...]
+    """The keys that its clients send as Bearer; plain, `sha256:HEX` or `file:PATH`."""
+    cache_salt: Secret = None
+    """Isolates the tenant's cached prefixes. Left out, a salt is derived from a secret in the
+    store, so that isolation is the default."""
+    weight: PositiveNumber = 1
+    """Share of decode slots when requests queue, against other tenants' weights."""
+    max_concurrency: PositiveCount | None = None
+    """Most requests at once; left out, the decode slots alone bound it."""
+    requests_per_minute: PositiveCount | None = None
+    """Most requests started in a minute; left out, unlimited."""
+    tokens_per_minute: PositiveCount | None = None
+    """Most prompt tokens accepted in a minute; left out, unlimited."""
+    home: Name | None = None
+    """Its home PD cluster; left out, the least loaded one of each request."""
+    allow_home_header: bool = False
+    """Whether its clients may choose the home cluster with `x-prfaas-home`. Off, since what a
+    client says about routing counts only where the operator allows it."""
+
+
+class AdmissionSettings(Section):
+    """The queue before the decode slots."""
+
+    queue_size: PositiveCount = 1024
+    """Most requests waiting for a decode slot; beyond it 503 with Retry-After. As many as
+    `upstream.max_connections_per_instance`: a queue as long as an instance is wide."""
+    queue_timeout_seconds: PositiveDuration = 60
+    """Longest wait for a slot; then 503. Load balancers commonly give up at 60 s."""
+
+
+class DrainSettings(Section):
+    """What happens between SIGTERM and the end."""
+
+    delay_seconds: Duration = 5
+    """How long to serve on while `/ready` says 503, so that load balancers notice first: a few
+    probe periods of a usual readiness probe."""
+    grace_seconds: Duration = 180
+    """How long running streams may take to finish after that. Kubernetes'
+    terminationGracePeriodSeconds must be larger than both together."""
