@@ -1,0 +1,245 @@
+"""How many tokens a prompt has, and which: from the client, a tokenizer, an engine, or a guess."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from router.domain.decision import TokenSource
+from router.domain.errors import BadRequest, UpstreamError
+from router.domain.topology import Instance
+from router.domain.units import Seconds, Tokens
+from router.ports import EngineClient, EngineRequest, Timeouts, Tokenizer
+from router.service.bodies import (
+    BodyKind,
+    ClientBody,
+    Conversation,
+    IdsPrompt,
+    OpaquePrompt,
+    TextPrompt,
+    json_text,
+)
+from router.service.fleet import Fleet
+from router.service.models import NamedModel, TokenizerKind
+
+_CHAT_FIELDS = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "mm_processor_kwargs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A prompt's length and, where known, its token ids.
+
+    `ids` None means that nobody can say what is cached of it.
+    """
+
+    total: Tokens
+    source: TokenSource
+    ids: Sequence[int] | None = None
+
+
+class _Rendered(msgspec.Struct):
+    """The answer of vLLM's render endpoints (GenerateRequest)."""
+
+    token_ids: list[int]
+
+
+class _Tokenized(msgspec.Struct):
+    """The answer of vLLM's `/tokenize`."""
+
+    tokens: list[int]
+
+
+_RENDERED = msgspec.json.Decoder(_Rendered)
+_RENDERED_LIST = msgspec.json.Decoder(list[_Rendered])
+_TOKENIZED = msgspec.json.Decoder(_Tokenized)
+
+
+def estimate_tokens(body: ClientBody, bytes_per_token: float) -> Tokens:
+    """Return a prompt's length guessed from its UTF-8 bytes; exact where the client sent ids."""
+    if isinstance(body.prompt, IdsPrompt):
+        return max(1, len(body.prompt.ids))
+    return max(1, round(_prompt_bytes(body) / bytes_per_token))
+
+
+def _prompt_bytes(body: ClientBody) -> int:
+    if isinstance(body.prompt, TextPrompt):
+        return len(body.prompt.text.encode("utf-8", "surrogatepass"))
+    if isinstance(body.prompt, Conversation):
+        return len(body.prompt.messages)
+    return len(body.raw)
+
+
+class EngineCounter:
+    """Asks an engine: by its render endpoint, which reads the very request body, else `/tokenize`.
+
+    Engines without `--enable-scale-out` refuse to render (403): that is remembered per instance.
+    `/tokenize` reads a subset of a chat's fields, so it may differ where `reasoning_effort`,
+    `documents` or `tool_choice` shape the prompt.
+    """
+
+    def __init__(self, client: EngineClient, fleet: Fleet, *, timeout: Seconds) -> None:
+        self._client = client
+        self._fleet = fleet
+        self._timeouts = Timeouts(connect=timeout, first_byte=timeout, idle=timeout)
+        self._no_render: set[str] = set()
+
+    async def count(self, body: ClientBody, named: NamedModel) -> list[int] | None:
+        """Return the prompt's token ids, None when no engine could tell."""
+        for instance in self._candidates(named.model.name):
+            served = named.lora or instance.served_name or named.model.served_name
+            try:
+                ids = await self._ask(instance, body, served)
+            except (UpstreamError, msgspec.DecodeError):
+                continue
+            if ids is not None:
+                return ids
+        return None
+
+    def _candidates(self, model: str) -> list[Instance]:
+        """Return at most two live instances, the idlest first: a count must not wait in line."""
+        ready = [
+            member
+            for member in self._fleet.members
+            if member.instance.model in (None, model) and self._fleet.is_ready(member)
+        ]
+        ready.sort(key=lambda member: (member.inflight, member.instance.name))
+        return [member.instance for member in ready[:2]]
+
+    async def _ask(self, instance: Instance, body: ClientBody, served: str) -> list[int] | None:
+        if instance.name not in self._no_render:
+            status, answer = await self._post(instance, _render_path(body), _render(body, served))
+            if status == 200:
+                return _rendered_ids(answer)
+            if status in (403, 404, 405):
+                self._no_render.add(instance.name)
+        status, answer = await self._post(instance, "/tokenize", _tokenize(body, served))
+        return _TOKENIZED.decode(answer).tokens if status == 200 else None
+
+    async def _post(self, instance: Instance, path: str, body: bytes) -> tuple[int, bytes]:
+        headers = [(b"content-type", b"application/json")]
+        if instance.api_key:
+            headers.append((b"authorization", b"Bearer " + instance.api_key.encode()))
+        response = await self._client.send(
+            EngineRequest(
+                instance=instance.name,
+                base_url=instance.url,
+                path=path,
+                body=body,
+                headers=headers,
+                timeouts=self._timeouts,
+            )
+        )
+        try:
+            return response.status, await response.read()
+        finally:
+            await response.aclose()
+
+
+def _render_path(body: ClientBody) -> str:
+    return (
+        "/v1/completions/render"
+        if body.kind is BodyKind.COMPLETION
+        else "/v1/chat/completions/render"
+    )
+
+
+def _render(body: ClientBody, served: str) -> bytes:
+    return body.form({"model": json_text(served)})
+
+
+def _rendered_ids(answer: bytes) -> list[int] | None:
+    """A completion renders to a list with one entry a prompt, a chat to one object."""
+    if answer.lstrip()[:1] == b"[":
+        several = _RENDERED_LIST.decode(answer)
+        return several[0].token_ids if len(several) == 1 else None
+    return _RENDERED.decode(answer).token_ids
+
+
+def _tokenize(body: ClientBody, served: str) -> bytes:
+    changes: dict[str, bytes | None] = {"model": json_text(served)}
+    if isinstance(body.prompt, TextPrompt):
+        changes["prompt"] = json_text(body.prompt.text)
+        return body.select(("add_special_tokens",), changes)
+    return body.select(_CHAT_FIELDS, changes)
+
+
+class PromptCounter:
+    """Counts every prompt in the way its model is configured for."""
+
+    def __init__(self, engines: EngineCounter, tokenizers: Mapping[str, Tokenizer]) -> None:
+        """`tokenizers` are by model name, for models of kind `hf`."""
+        self._engines = engines
+        self._tokenizers = tokenizers
+
+    async def count(self, body: ClientBody, named: NamedModel) -> Counted:
+        """Return the prompt's length and ids; falls back to an estimate, never raises for engines.
+
+        Raises BadRequest where the model's own chat template refuses the conversation.
+        """
+        if isinstance(body.prompt, IdsPrompt):
+            ids = body.prompt.ids
+            return Counted(max(1, len(ids)), TokenSource.CLIENT, ids)
+        model = named.model
+        source, found = TokenSource.ENGINE, None
+        if not isinstance(body.prompt, OpaquePrompt):
+            match model.tokenizer:
+                case TokenizerKind.HF:
+                    source = TokenSource.TOKENIZER
+                    found = await self._encode(body, self._tokenizers[model.name])
+                case TokenizerKind.ENGINE:
+                    found = await self._engines.count(body, named)
+                case TokenizerKind.NONE:
+                    found = None
+        if found:
+            # A placeholder's KV depends on its picture: only the engine can name such blocks.
+            return Counted(len(found), source, None if body.media else found)
+        return Counted(estimate_tokens(body, model.bytes_per_token), TokenSource.ESTIMATE)
+
+    async def _encode(self, body: ClientBody, tokenizer: Tokenizer) -> list[int] | None:
+        """Encode off the event loop: a long prompt takes tens of milliseconds."""
+        if body.media:
+            return None
+        if isinstance(body.prompt, TextPrompt):
+            special = body.decode("add_special_tokens")
+            return await asyncio.to_thread(
+                tokenizer.encode, body.prompt.text, add_special_tokens=special is not False
+            )
+        messages = body.decode_messages()
+        options = _template_options(body)
+        return await asyncio.to_thread(_encode_chat, tokenizer, messages, options)
+
+
+def _template_options(body: ClientBody) -> dict[str, Any]:
+    """Return what of a chat request shapes the prompt, as `Tokenizer.render_chat` takes it."""
+    arguments = body.decode("chat_template_kwargs")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise BadRequest("chat_template_kwargs must be an object", param="chat_template_kwargs")
+    tools = body.decode("tools")
+    if tools is not None and not isinstance(tools, list):
+        raise BadRequest("tools must be an array", param="tools")
+    return {
+        "tools": tools or None,
+        "add_generation_prompt": body.decode("add_generation_prompt") is not False,
+        "continue_final_message": body.decode("continue_final_message") is True,
+        "template_arguments": arguments,
+    }
+
+
+def _encode_chat(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]], options: dict[str, Any]
+) -> list[int]:
+    text = tokenizer.render_chat(messages, **options)
+    return tokenizer.encode(text, add_special_tokens=False)

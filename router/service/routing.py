@@ -1,0 +1,242 @@
+"""The decision as a use case: count, look up, decide, and remember."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvmeta.errors import KvMetaError
+from kvmeta.hashing import prompt_blocks
+from kvmeta.index import MetadataIndex
+from kvmeta.types import PromptBlocks, SourceId
+from router.domain.decision import (
+    Decision,
+    NoRoute,
+    Reason,
+    RequestView,
+    Route,
+    Snapshot,
+    TokenSource,
+)
+from router.domain.errors import NobodyAlive
+from router.domain.units import Seconds, Tokens
+from router.policy.route import decide, decide_local, without
+from router.ports import Clock
+from router.service.bodies import ClientBody
+from router.service.counting import Counted, PromptCounter, estimate_tokens
+from router.service.decisions import DecisionLog, DecisionRecord
+from router.service.models import NamedModel
+from router.service.snapshots import Beliefs, OperatingLengths, SnapshotBuilder, WhatIf
+from router.service.tenants import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One client's request, ready to be decided. `salt` is the cache salt that engines will get."""
+
+    request_id: str
+    tenant: Tenant
+    named: NamedModel
+    body: ClientBody
+    salt: str | None
+    home: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Supposition:
+    """A prompt that exists only for a dry run: its length, and what clusters hold of it."""
+
+    named: NamedModel
+    tenant: Tenant
+    total: Tokens
+    cached: Mapping[str, Tokens | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A request with its decision, and what is needed to decide it again."""
+
+    ask: Ask
+    request: RequestView
+    beliefs: Beliefs
+    decision: Decision
+
+
+class DecisionHook(Protocol):
+    """Watches decisions; metrics hang here. Implementations never raise."""
+
+    def decided(self, record: DecisionRecord) -> None:
+        """Told of each decision that a request follows."""
+        ...
+
+    def looked_up(self, elapsed: Seconds, *, timed_out: bool) -> None:
+        """Told of each look-up in the index."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRules:
+    """Time budgets, and how much a connector's prefill leg cuts off its prompt.
+
+    `decision_timeout` bounds counting and look-up together; over it a request goes local.
+    """
+
+    decision_timeout: Seconds = 0.25
+    lookup_timeout: Seconds = 0.02
+
+
+class Routing:
+    """Decides where requests run."""
+
+    def __init__(
+        self,
+        *,
+        counter: PromptCounter,
+        index: MetadataIndex,
+        builder: SnapshotBuilder,
+        lengths: OperatingLengths,
+        log: DecisionLog,
+        hook: DecisionHook,
+        clock: Clock,
+        rules: RoutingRules,
+        truncation: Mapping[str, int],
+    ) -> None:
+        """`truncation` is by model name: the tokens that the connector cuts off a prefill leg."""
+        self._counter = counter
+        self._index = index
+        self._builder = builder
+        self._lengths = lengths
+        self._log = log
+        self._hook = hook
+        self._clock = clock
+        self._rules = rules
+        self._truncation = truncation
+
+    async def route(self, ask: Ask) -> Routed:
+        """Decide one request.
+
+        Raises NobodyAlive, and BadRequest where the chat template refuses the conversation.
+        """
+        timed_out = False
+        counted: Counted | None = None
+        beliefs: Beliefs = {}
+        try:
+            async with asyncio.timeout(self._rules.decision_timeout or None):
+                counted = await self._counter.count(ask.body, ask.named)
+                beliefs = await self._believe(ask, counted)
+        except TimeoutError:
+            timed_out = True
+        if counted is None:
+            guess = estimate_tokens(ask.body, ask.named.model.bytes_per_token)
+            counted = Counted(guess, TokenSource.ESTIMATE)
+        request = _view_request(ask, counted)
+        snapshot = self._builder.build(ask.named.model, request, beliefs)
+        decision = (
+            decide_local(snapshot, Reason.DECISION_TIMEOUT) if timed_out else decide(snapshot)
+        )
+        if isinstance(decision, NoRoute):
+            raise NobodyAlive(f"no live instance can decode {ask.named.asked!r} now")
+        self._remember(ask.request_id, snapshot, decision)
+        return Routed(ask, request, beliefs, decision)
+
+    def replan_local(
+        self, routed: Routed, reason: Reason, excluded: frozenset[str]
+    ) -> Decision | NoRoute:
+        """Decide a request again, locally, on the fleet as it is now without the `excluded`."""
+        snapshot = without(self._rebuild(routed), excluded)
+        decision = decide_local(snapshot, reason)
+        if isinstance(decision, Decision):
+            self._log.amend(routed.ask.request_id, decision)
+        return decision
+
+    def replan_decode(self, routed: Routed, excluded: frozenset[str]) -> Decision | NoRoute:
+        """Decide a request again without the `excluded`, by the rule."""
+        decision = decide(without(self._rebuild(routed), excluded))
+        if isinstance(decision, Decision):
+            self._log.amend(routed.ask.request_id, decision)
+        return decision
+
+    async def explain(self, ask: Ask, what_if: WhatIf) -> DecisionRecord:
+        """Decide a request on live state without following, counting or logging it.
+
+        Raises NobodyAlive.
+        """
+        counted = await self._counter.count(ask.body, ask.named)
+        beliefs = await self._believe(ask, counted)
+        request = _view_request(ask, counted)
+        snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
+        return self._explained(ask.request_id, snapshot)
+
+    def suppose(
+        self, supposition: Supposition, what_if: WhatIf, *, request_id: str
+    ) -> DecisionRecord:
+        """Decide a supposed prompt on live state. Raises NobodyAlive."""
+        model = supposition.named.model
+        request = RequestView(
+            model=model.name,
+            tenant=supposition.tenant.name,
+            total_tokens=supposition.total,
+            token_source=TokenSource.CLIENT,
+            home=supposition.tenant.home,
+        )
+        beliefs = self._builder.suppose_beliefs(supposition.cached)
+        return self._explained(request_id, self._builder.build(model, request, beliefs, what_if))
+
+    def _explained(self, request_id: str, snapshot: Snapshot) -> DecisionRecord:
+        decision = decide(snapshot)
+        if isinstance(decision, NoRoute):
+            raise NobodyAlive(f"no live instance can decode {decision.model!r} now")
+        return DecisionRecord(request_id, self._clock.now(), snapshot, decision)
+
+    async def _believe(self, ask: Ask, counted: Counted) -> Beliefs:
+        """Ask the index within its own budget; over it, or without ids, all is unknown."""
+        if counted.ids is None:
+            return {}
+        model = ask.named.model
+        limit = counted.total - 1 - self._truncation.get(model.name, 0)
+        try:
+            prompt = prompt_blocks(
+                model.layout, counted.ids, lora=ask.named.lora, salt=ask.salt, limit=limit
+            )
+        except KvMetaError:
+            # Ids that no vocabulary has: the engine will say so in its own words.
+            return {}
+        return await self._look_up(prompt, self._builder.sources(model))
+
+    async def _look_up(self, prompt: PromptBlocks, sources: list[SourceId]) -> Beliefs:
+        started = self._clock.monotonic()
+        timed_out = False
+        try:
+            async with asyncio.timeout(self._rules.lookup_timeout or None):
+                return await self._index.look_up(prompt, sources)
+        except TimeoutError:
+            timed_out = True
+            return {}
+        finally:
+            self._hook.looked_up(self._clock.monotonic() - started, timed_out=timed_out)
+
+    def _rebuild(self, routed: Routed) -> Snapshot:
+        return self._builder.build(routed.ask.named.model, routed.request, routed.beliefs)
+
+    def _remember(self, request_id: str, snapshot: Snapshot, decision: Decision) -> None:
+        remote = decision.route is Route.PRFAAS
+        self._lengths.note(
+            computed=decision.compute_uncached_tokens,
+            offloaded=decision.uncached_tokens if remote else None,
+        )
+        record = DecisionRecord(request_id, self._clock.now(), snapshot, decision)
+        self._log.add(record)
+        self._hook.decided(record)
+
+
+def _view_request(ask: Ask, counted: Counted) -> RequestView:
+    return RequestView(
+        model=ask.named.model.name,
+        tenant=ask.tenant.name,
+        total_tokens=counted.total,
+        token_source=counted.source,
+        disaggregable=ask.body.disaggregable,
+        home=ask.home,
+    )

@@ -1,0 +1,237 @@
+"""Builds the frozen snapshot that the rule decides on from everything that is live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvmeta.types import CacheBelief, SourceId, SourceState
+from router.domain.decision import (
+    ClusterView,
+    GateView,
+    InstanceView,
+    LinkView,
+    PairView,
+    Regime,
+    RequestView,
+    Snapshot,
+    ThresholdMode,
+    ThresholdView,
+    UnknownMetadata,
+)
+from router.domain.topology import Cluster, ClusterKind
+from router.domain.units import Tokens
+from router.service.fleet import Fleet, Member
+from router.service.links import LinkBoard
+from router.service.models import ServedModel
+from router.service.operator import Operator
+
+Beliefs = Mapping[SourceId, CacheBelief]
+"""What the index answered, by source; a source that is missing is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRules:
+    """The configured parts of the rule. `ships_prefix` is what the connector can do."""
+
+    on_unknown: UnknownMetadata = UnknownMetadata.TOTAL
+    remote_queue_limit: int = 16
+    ships_prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Changes to live state for a dry run; None leaves what is."""
+
+    threshold: Tokens | None = None
+    regime: Regime | None = None
+
+
+class OperatingLengths:
+    """Decayed means of the lengths that the fleet sees, in tokens.
+
+    `offloaded` is the mean uncached length of offloaded prompts: the model gate's operating point.
+    `computed` is the mean length that instances compute, for queues that others filled. A weight of
+    1 % a request forgets in some hundreds of requests, quicker than a day's traffic turns.
+    """
+
+    _WEIGHT = 0.01
+
+    def __init__(self) -> None:
+        self.offloaded: float | None = None
+        self.computed: float | None = None
+
+    def note(self, *, computed: Tokens, offloaded: Tokens | None) -> None:
+        """Take one decision into the means."""
+        self.computed = self._mix(self.computed, computed)
+        if offloaded is not None:
+            self.offloaded = self._mix(self.offloaded, offloaded)
+
+    def _mix(self, mean: float | None, value: Tokens) -> float:
+        return float(value) if mean is None else mean + self._WEIGHT * (value - mean)
+
+
+class SnapshotBuilder:
+    """Reads the fleet, the links and the operator's orders into one snapshot."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        links: LinkBoard,
+        operator: Operator,
+        rules: PolicyRules,
+        lengths: OperatingLengths,
+    ) -> None:
+        self._fleet = fleet
+        self._links = links
+        self._operator = operator
+        self._rules = rules
+        self._lengths = lengths
+
+    def sources(self, model: ServedModel) -> list[SourceId]:
+        """Return every source of KV events that could hold the model's blocks."""
+        return [
+            SourceId(member.instance.name, rank)
+            for member in self._fleet.members
+            if member.instance.model in (None, model.name) and member.instance.kv_events is not None
+            for rank in range(member.instance.ranks)
+        ]
+
+    def suppose_beliefs(self, cached: Mapping[str, Tokens | None]) -> Beliefs:
+        """Return beliefs in which every instance of a cluster holds what is supposed of it."""
+        return {
+            SourceId(member.instance.name, rank): CacheBelief(tokens, SourceState.SYNCED)
+            for member in self._fleet.members
+            for rank in range(member.instance.ranks)
+            if (tokens := cached.get(member.instance.cluster)) is not None
+        }
+
+    def build(
+        self,
+        model: ServedModel,
+        request: RequestView,
+        beliefs: Beliefs,
+        what_if: WhatIf | None = None,
+    ) -> Snapshot:
+        """Return the snapshot for one request at this instant."""
+        what_if = what_if or WhatIf()
+        clusters = tuple(
+            self._view_cluster(cluster, model, request.total_tokens, beliefs)
+            for cluster in self._fleet.clusters
+        )
+        pairs = tuple(
+            pair
+            for prfaas in self._fleet.clusters
+            if prfaas.kind is ClusterKind.PRFAAS
+            for pd in self._fleet.clusters
+            if pd.kind is ClusterKind.PD
+            if (pair := self._view_pair(prfaas, pd, model, request, what_if)) is not None
+        )
+        rules = self._operator.rules
+        return Snapshot(
+            request=request,
+            clusters=clusters,
+            pairs=pairs,
+            sizing=model.sizing(request.total_tokens),
+            default_threshold=_supposed(ThresholdView(rules.mode, rules.tokens), what_if),
+            override=self._operator.override(request.model, request.tenant),
+            on_unknown=self._rules.on_unknown,
+            remote_queue_limit=self._rules.remote_queue_limit,
+        )
+
+    def _view_cluster(
+        self, cluster: Cluster, model: ServedModel, total: Tokens, beliefs: Beliefs
+    ) -> ClusterView:
+        mean = model.prefill_seconds(cluster.kind, round(self._lengths.computed or 0))
+        return ClusterView(
+            cluster.name,
+            cluster.kind,
+            tuple(
+                self._view_instance(member, cluster.kind, model, total, beliefs, mean)
+                for member in self._fleet.members_of(cluster.name, model.name)
+            ),
+        )
+
+    def _view_instance(
+        self,
+        member: Member,
+        kind: ClusterKind,
+        model: ServedModel,
+        total: Tokens,
+        beliefs: Beliefs,
+        mean_prefill: float,
+    ) -> InstanceView:
+        instance = member.instance
+        belief, rank = _believe(member, beliefs)
+        uncached = max(1, total - (belief.tokens or 0))
+        reading = self._fleet.fresh_reading(member)
+        return InstanceView(
+            name=instance.name,
+            cluster=instance.cluster,
+            role=instance.role,
+            ready=self._fleet.is_ready(member),
+            takes_handoff=instance.takes_handoff,
+            compatibility=instance.compatibility,
+            belief=belief,
+            ahead=self._fleet.ahead_seconds(member, mean_prefill),
+            prefill=model.prefill_seconds(kind, uncached),
+            queue_depth=self._fleet.queue_depth(member),
+            inflight=max(member.inflight, reading.running + reading.waiting if reading else 0),
+            slots=model.decode_slots,
+            rank=rank,
+        )
+
+    def _view_pair(
+        self,
+        prfaas: Cluster,
+        pd: Cluster,
+        model: ServedModel,
+        request: RequestView,
+        what_if: WhatIf,
+    ) -> PairView | None:
+        link = self._links.between(prfaas.name, pd.name)
+        if link is None:
+            return None
+        threshold = self._operator.threshold(model.name, prfaas.name, pd.name)
+        length = self._lengths.offloaded or request.total_tokens
+        return PairView(
+            prfaas=prfaas.name,
+            pd=pd.name,
+            link=_in_regime(link, what_if.regime),
+            threshold=_supposed(threshold, what_if),
+            gates=GateView(kv_rate=model.kv_rate(length), kv_rate_limit=model.kv_rate_limit),
+            ships_to_pd=self._rules.ships_prefix,
+            ships_to_prfaas=self._rules.ships_prefix,
+            back_link=self._links.between(pd.name, prfaas.name),
+        )
+
+
+def _believe(member: Member, beliefs: Beliefs) -> tuple[CacheBelief, int | None]:
+    """Return the belief of an instance, and the data-parallel rank to pin.
+
+    Of several ranks the one with the longest prefix is pinned if it beats the others; otherwise
+    the engine chooses, and only what every rank holds counts (DESIGN 5).
+    """
+    instance = member.instance
+    each: Sequence[CacheBelief] = [
+        beliefs.get(SourceId(instance.name, rank), CacheBelief.unknown())
+        for rank in range(instance.ranks)
+    ]
+    if instance.ranks == 1:
+        return each[0], None
+    best = max(range(len(each)), key=lambda rank: each[rank].tokens or 0)
+    if (each[best].tokens or 0) > min(belief.tokens or 0 for belief in each):
+        return each[best], best
+    unknown = [belief for belief in each if belief.tokens is None]
+    return (unknown or each)[0], None
+
+
+def _supposed(threshold: ThresholdView, what_if: WhatIf) -> ThresholdView:
+    if what_if.threshold is None:
+        return threshold
+    return ThresholdView(ThresholdMode.MANUAL, what_if.threshold)
+
+
+def _in_regime(link: LinkView, regime: Regime | None) -> LinkView:
+    return link if regime is None else replace(link, regime=regime)
