@@ -26,15 +26,16 @@ Lengths in this module are in hash units (`CacheLayout.block_size` tokens) unles
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, compress, count, islice
 from math import lcm
+from operator import ne
 
 from kvmeta.types import CacheLayout, GroupKind, KvGroup
 
 Run = tuple[int, int]
-"""(how many, mask): that many neighbours with the same slots."""
+"""(start, mask): from `start` to the next run's start, blocks are in the same slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class MatchPlan:
     requirements: tuple[Requirement, ...]
     alignment: int
     eagle: bool
+    is_plain: bool
+    """One full-attention group, hits at its block boundaries: what most models are."""
 
 
 class MaskRuns:
@@ -83,6 +86,7 @@ class MaskRuns:
     def __init__(self, masks: Sequence[int]) -> None:
         self.masks = masks
         self._runs: dict[int, list[Run]] = {}
+        self._shared: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self.masks)
@@ -92,9 +96,33 @@ class MaskRuns:
         runs = self._runs.get(stride)
         if runs is None:
             masks = self.masks if stride == 1 else self.masks[stride - 1 :: stride]
-            runs = [(sum(1 for _ in same), mask) for mask, same in groupby(masks)]
-            self._runs[stride] = runs
+            runs = self._runs[stride] = list(_encode_runs(masks))
         return runs
+
+    def depth(self, stride: int, present: int) -> int:
+        """Return how many stride-blocks from block 0 on are in one of the slots of `present`.
+
+        Some slot usually has the whole stretch alone: that one is found by bisection over the
+        running conjunction of the masks. Where slots take turns (tiers), the rest is walked.
+        """
+        runs = self.every(stride)
+        shared = self._shared.get(stride)
+        if shared is None:
+            shared = [mask for _, mask in accumulate(runs, lambda a, b: (0, a[1] & b[1]))]
+            self._shared[stride] = shared
+        at = bisect_left(shared, 1, key=lambda mask: 0 if mask & present else 1)
+        while at < len(runs) and runs[at][1] & present:
+            at += 1
+        return runs[at][0] if at < len(runs) else len(self.masks) // stride
+
+
+def _encode_runs(masks: Sequence[int]) -> Iterator[Run]:
+    """Yield (start, mask) of each run; the search for boundaries stays in C."""
+    if not masks:
+        return
+    yield 0, masks[0]
+    for at in compress(count(1), map(ne, masks, islice(masks, 1, None))):
+        yield at, masks[at]
 
 
 def plan_match(layout: CacheLayout, announced: Iterable[AnnouncedGroup]) -> MatchPlan | None:
@@ -117,6 +145,8 @@ def plan_match(layout: CacheLayout, announced: Iterable[AnnouncedGroup]) -> Matc
     for at, group in enumerate(groups):
         if at not in covered:
             _add_shape(shapes, layout, group, None)
+    if not shapes:
+        return None
     unit = layout.block_size
     requirements = tuple(
         Requirement(kind, block, tail, tuple(present))
@@ -127,7 +157,11 @@ def plan_match(layout: CacheLayout, announced: Iterable[AnnouncedGroup]) -> Matc
         if layout.alignment is not None
         else lcm(*(requirement.block for requirement in requirements))
     )
-    return MatchPlan(requirements, max(1, alignment), layout.eagle)
+    alignment = max(1, alignment)
+    first = requirements[0]
+    plain = first.kind is GroupKind.FULL_ATTENTION and first.block == alignment
+    is_plain = plain and len(groups) == 1 and not layout.eagle
+    return MatchPlan(requirements, alignment, layout.eagle, is_plain)
 
 
 def _covers(layout: CacheLayout, declared: KvGroup, group: AnnouncedGroup) -> bool:
@@ -165,8 +199,11 @@ def longest_prefix(plan: MatchPlan, runs: MaskRuns, limit: int) -> int:
     Terminates since each turn of the loop shrinks the candidate; scans start at the candidate, so
     all turns together read each run about once.
     """
-    rules = [_Rule(requirement, plan, runs) for requirement in plan.requirements]
     limit = min(limit, len(runs))
+    if plan.is_plain:
+        stride = plan.alignment
+        return min(limit // stride, runs.depth(stride, plan.requirements[0].present[0])) * stride
+    rules = [_Rule(requirement, plan, runs) for requirement in plan.requirements]
     length = limit - limit % plan.alignment
     while length > 0:
         candidate = length
@@ -190,13 +227,15 @@ class _Rule:
         recurrent = requirement.kind is GroupKind.RECURRENT
         self._stride = plan.alignment if recurrent else requirement.block
         self._beyond = requirement.block if plan.eagle and not recurrent else 0
-        encoded = runs.every(self._stride)
+        self._depth = 0
+        self._spans: list[tuple[int, int]] = []
         if requirement.kind is GroupKind.FULL_ATTENTION:
-            self._depth = _contiguous(encoded, requirement.present) * self._stride
-            self._spans: list[tuple[int, int]] = []
+            self._depth = self._stride * min(
+                runs.depth(self._stride, group) for group in requirement.present
+            )
         else:
-            self._depth = 0
-            self._spans = _spans(encoded, requirement.present)
+            total = len(runs) // self._stride
+            self._spans = _spans(runs.every(self._stride), total, requirement.present)
 
     def allow(self, length: int, limit: int) -> int:
         match self._requirement.kind:
@@ -255,32 +294,16 @@ class _Rule:
         return min(end, self._spans[at][1]) * self._stride if at >= 0 else 0
 
 
-def _contiguous(runs: Iterable[Run], present: tuple[int, ...]) -> int:
-    """How many blocks from block 0 on every group has."""
-    depth = 0
-    if len(present) == 1:  # the common case deserves the short loop
-        (only,) = present
-        for length, mask in runs:
-            if not mask & only:
-                return depth
-            depth += length
-        return depth
-    for length, mask in runs:
-        if not all(mask & group for group in present):
-            return depth
-        depth += length
-    return depth
-
-
-def _spans(runs: Iterable[Run], present: tuple[int, ...]) -> list[tuple[int, int]]:
+def _spans(runs: Sequence[Run], total: int, present: tuple[int, ...]) -> list[tuple[int, int]]:
     """The half-open stretches of blocks that every group has, ascending, never touching."""
     spans: list[tuple[int, int]] = []
-    at = 0
-    for length, mask in runs:
+    since: int | None = None
+    for start, mask in runs:
         if all(mask & group for group in present):
-            if spans and spans[-1][1] == at:
-                spans[-1] = (spans[-1][0], at + length)
-            else:
-                spans.append((at, at + length))
-        at += length
+            since = start if since is None else since
+        elif since is not None:
+            spans.append((since, start))
+            since = None
+    if since is not None:
+        spans.append((since, total))
     return spans

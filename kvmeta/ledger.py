@@ -1,0 +1,362 @@
+"""What one source holds, block by block, in our names: events in, changes of presence out.
+
+Bookkeeping without I/O, shared by every back end. A ledger knows one source's labels and counts;
+where the presence of a block is published (a bit in a local dict, a bit in Redis) is the back end's
+matter.
+
+Counting. Engines do not deduplicate equal blocks: each copy is stored and removed by its own event,
+so a block is present while its count is above zero (vllm/v1/core/block_pool.py). Counts are kept
+per place, that is per (medium, KV group).
+
+Naming. A dense event names its blocks by position: the parent's name, then one hash a block. Sparse
+events of sliding-window and recurrent groups skip blocks, and offload placeholders carry no tokens;
+both are named by their labels, which the dense events of the same engine have placed. What cannot
+be named yet waits (`kvmeta.waiting`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvmeta.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, UnknownEvent
+from kvmeta.hashing import TOKEN_BYTES, chain_root, extend_chain
+from kvmeta.match import AnnouncedGroup
+from kvmeta.types import BlockHash, CacheLayout, EngineLabel, GroupKind
+from kvmeta.waiting import Link, Place, WaitingRoom
+
+MAX_PLACES = 256
+"""Places (medium, group) a source may use: vLLM has 1 to about 12 groups in 1 to 4 tiers. An engine
+that announces more is broken, and each place costs every mask a bit."""
+
+
+LedgerEvent = BlockStored | BlockRemoved | UnknownEvent
+"""What a ledger takes; a clear ends it instead (`SourceLedger.clear`)."""
+
+Holdings = dict[Place, dict[BlockHash, int]]
+"""Copies of every block, by place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`block` appeared at `place` (its first copy) or vanished from it (its last)."""
+
+    block: BlockHash
+    place: Place
+    present: bool
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What some events did, in order.
+
+    `refused` blocks could not be taken, so the source holds more than is known of it. `regrouped`:
+    the groups, their shapes or their places changed, so a match plan made before is out of date.
+    """
+
+    changes: list[Change] = field(default_factory=list)
+    refused: int = 0
+    regrouped: bool = False
+
+
+def split_at_clears(events: Iterable[Event]) -> Iterator[tuple[bool, list[LedgerEvent]]]:
+    """Yield (everything was cleared before these, events) for each stretch between clears."""
+    cleared = False
+    stretch: list[LedgerEvent] = []
+    for event in events:
+        if isinstance(event, AllBlocksCleared):
+            if cleared or stretch:
+                yield cleared, stretch
+            cleared, stretch = True, []
+        else:
+            stretch.append(event)
+    yield cleared, stretch
+
+
+@dataclass(slots=True)
+class _Group:
+    """What the events told of one group; None is what they did not tell."""
+
+    kind: GroupKind | None = None
+    window: int | None = None
+    block_size: int | None = None
+
+
+class SourceLedger:
+    """The blocks of one source since its last epoch began.
+
+    `errors` counts by cause and is the caller's, since it outlives epochs.
+    """
+
+    def __init__(
+        self, layout: CacheLayout, errors: Counter[str], *, max_blocks: int, max_waiting: int
+    ) -> None:
+        self._layout = layout
+        self._errors = errors
+        self._max_blocks = max_blocks
+        self._names: dict[EngineLabel, BlockHash] = {}
+        self._held: Holdings = {}
+        self._count = 0
+        self._groups: dict[int | None, _Group] = {}
+        self._waiting = WaitingRoom(max_waiting)
+        self._tells_extras = False
+        self._kept_silent = False
+        self._unheld: list[EngineLabel] = []
+        self._room = 0
+        self._outcome = Outcome()
+
+    @property
+    def blocks(self) -> int:
+        """How many (block, place) pairs are held."""
+        return self._count
+
+    @property
+    def waiting(self) -> int:
+        """How many labels wait to be named."""
+        return len(self._waiting)
+
+    @property
+    def tells_salts(self) -> bool:
+        """False once blocks were announced by an engine that never tells what salts them."""
+        return self._tells_extras or not self._kept_silent
+
+    @property
+    def places(self) -> Iterable[Place]:
+        """Every place that was announced in this epoch."""
+        return self._held.keys()
+
+    def apply(self, events: Sequence[LedgerEvent], room: int) -> Outcome:
+        """Apply `events` in order, taking at most `room` more (block, place) pairs."""
+        outcome = self._outcome = Outcome()
+        self._room = room
+        for event in events:
+            match event:
+                case BlockStored():
+                    self._store(event)
+                case BlockRemoved():
+                    self._remove(event)
+                case UnknownEvent():
+                    self._errors["unknown_event"] += 1
+        self._forget_unheld()
+        return outcome
+
+    def clear(self) -> Holdings:
+        """Empty every place and return what was held; the groups stay, the engine has them."""
+        held = self._held
+        self._held = {place: {} for place in held}
+        self._names = {}
+        self._count = 0
+        self._waiting.clear()
+        return held
+
+    # -- stores ------------------------------------------------------------------------------
+
+    def _store(self, event: BlockStored) -> None:
+        if not self._learn_group(event):
+            self._outcome.refused += len(event.labels)
+            return
+        place = (event.medium, event.group)
+        if place not in self._held:
+            if len(self._held) >= MAX_PLACES:
+                self._errors["too_many_places"] += 1
+                self._outcome.refused += len(event.labels)
+                return
+            self._held[place] = {}
+            self._outcome.regrouped = True
+        if event.is_dense:
+            self._store_dense(event, place)
+        else:
+            for label in event.labels:
+                self._store_labelled(label, place, None)
+
+    def _learn_group(self, event: BlockStored) -> bool:
+        """Learn the group's shape from `event`; False when its block size cannot be right."""
+        if not self._fits(event):
+            self._errors["block_size"] += 1
+            return False
+        group = self._groups.setdefault(event.group, _Group())
+        before = (group.kind, group.window, group.block_size)
+        # The full-attention group's events are the ones without an index, whatever else they say.
+        kind = GroupKind.FULL_ATTENTION if event.group is None else event.kind
+        if group.kind is None:
+            group.kind = kind
+        elif kind not in (None, group.kind):
+            self._errors["group_kind"] += 1
+        # A window or a block learned too large costs hits; too small would invent them.
+        group.window = max(group.window or 0, event.window or 0) or None
+        group.block_size = max(group.block_size or 0, event.block_size) or None
+        if before != (group.kind, group.window, group.block_size):
+            self._outcome.regrouped = True
+        return True
+
+    def _fits(self, event: BlockStored) -> bool:
+        """Whether the block size is a multiple of the hash unit, and not over the declared one."""
+        if event.block_size % self._layout.block_size:
+            return False
+        kind = event.kind or GroupKind.FULL_ATTENTION
+        declared = {group.block_size for group in self._layout.groups if group.kind is kind}
+        largest = declared.pop() if len(declared) == 1 else None
+        return largest is None or event.block_size <= largest
+
+    def _store_dense(self, event: BlockStored, place: Place) -> None:
+        trusted = self._trusts_tokens(event)
+        running = self._start_of(event) if trusted else None
+        parent = event.parent
+        width = event.block_size * TOKEN_BYTES
+        for position, label in enumerate(event.labels):
+            tokens = event.tokens[position * width : (position + 1) * width]
+            extra = event.extras[position] if event.extras else b""
+            known = self._names.get(label)
+            if running is not None:
+                name = self._extend(running, tokens, extra)
+                if known is not None and known != name:
+                    # One label for two contents: believe the first, and nothing that follows.
+                    self._errors["label_conflict"] += 1
+                    self._outcome.refused += len(event.labels) - position
+                    return
+                known = name
+            if known is None:
+                link = Link(parent, tokens, extra) if trusted and parent is not None else None
+                self._store_labelled(label, place, link)
+            elif self._name(label, known):
+                self._hold(label, known, place)
+            running = known if trusted else None
+            parent = label
+
+    def _trusts_tokens(self, event: BlockStored) -> bool:
+        """Whether tokens alone name the blocks of `event`.
+
+        Not if this engine tells extras elsewhere and does not here (offload tiers never do): the
+        block may be salted or hold an image. Its label still names it.
+        """
+        if event.extras is not None:
+            self._tells_extras = True
+            return True
+        self._kept_silent = True
+        return not self._tells_extras
+
+    def _start_of(self, event: BlockStored) -> BlockHash | None:
+        if event.parent is None:
+            return chain_root(self._layout, event.lora, event.salt)
+        return self._names.get(event.parent)
+
+    def _extend(self, parent: BlockHash, tokens: bytes, extra: bytes) -> BlockHash:
+        """Name one engine block; an extra of a block of several units belongs to its first."""
+        extras = {0: extra} if extra else {}
+        return extend_chain(parent, tokens, self._layout.block_size, extras)[-1]
+
+    def _store_labelled(self, label: EngineLabel, place: Place, link: Link | None) -> None:
+        name = self._names.get(label)
+        if name is not None:
+            self._hold(label, name, place)
+            return
+        dropped = self._waiting.add(label, place, link)
+        if dropped:
+            self._errors["waited_too_long"] += dropped
+
+    def _name(self, label: EngineLabel, name: BlockHash) -> bool:
+        """Place `label`, and all that waited for it, at any depth; False beyond the cap."""
+        if label in self._names:
+            return True
+        if len(self._names) >= self._max_blocks:
+            self._refuse()
+            return False
+        self._names[label] = name
+        placed = [(label, name, self._waiting.take(label))]
+        while placed:
+            parent, parent_name, copies = placed.pop()
+            for place, count in copies.items():
+                for _ in range(count):
+                    self._hold(parent, parent_name, place)
+            if not copies:
+                self._unheld.append(parent)
+            for child, link, child_copies in self._waiting.take_children(parent):
+                child_name = self._extend(parent_name, link.tokens, link.extra)
+                self._names.setdefault(child, child_name)
+                placed.append((child, child_name, child_copies))
+        return True
+
+    def _hold(self, label: EngineLabel, name: BlockHash, place: Place) -> None:
+        blocks = self._held[place]
+        count = blocks.get(name, 0)
+        if not count:
+            if self._room <= 0 or self._count >= self._max_blocks:
+                self._refuse()
+                self._unheld.append(label)
+                return
+            self._room -= 1
+            self._count += 1
+            self._outcome.changes.append(Change(name, place, present=True))
+        blocks[name] = count + 1
+
+    def _refuse(self) -> None:
+        self._errors["capacity"] += 1
+        self._outcome.refused += 1
+
+    # -- removals ----------------------------------------------------------------------------
+
+    def _remove(self, event: BlockRemoved) -> None:
+        place = (event.medium, event.group)
+        blocks = self._held.get(place, {})
+        for label in event.labels:
+            name = self._names.get(label)
+            count = blocks.get(name, 0) if name is not None else 0
+            if name is None or not count:
+                if not self._waiting.remove(label, place):
+                    self._errors["unknown_removal"] += 1
+            elif count > 1:
+                blocks[name] = count - 1
+            else:
+                del blocks[name]
+                self._room += 1
+                self._count -= 1
+                self._outcome.changes.append(Change(name, place, present=False))
+                self._unheld.append(label)
+
+    def _forget_unheld(self) -> None:
+        """Drop the labels that nothing holds any more.
+
+        Only now, at the end of a batch: until then a later event of it may name one as its parent.
+        """
+        for label in self._unheld:
+            name = self._names.get(label)
+            if name is not None and not any(name in blocks for blocks in self._held.values()):
+                del self._names[label]
+        self._unheld.clear()
+
+    # -- the match ---------------------------------------------------------------------------
+
+    def groups(self, bits: Mapping[Place, int]) -> list[AnnouncedGroup]:
+        """Describe the groups for `kvmeta.match`, given the bit of every place.
+
+        Events without an index belong to the full-attention group: with exactly one indexed group
+        of that kind they are its own. With several nobody can say whose they are, so they count for
+        none.
+        """
+        counted = self._layout.counted_media
+        present: dict[int | None, int] = dict.fromkeys(self._groups, 0)
+        for (medium, index), bit in bits.items():
+            if medium in counted and index in present:
+                present[index] |= bit
+        kinds = {
+            index: group.kind or GroupKind.FULL_ATTENTION for index, group in self._groups.items()
+        }
+        full = [
+            index
+            for index, kind in kinds.items()
+            if index is not None and kind is GroupKind.FULL_ATTENTION
+        ]
+        if full and None in present:
+            unindexed = present.pop(None)
+            if len(full) == 1:
+                present[full[0]] |= unindexed
+        return [
+            AnnouncedGroup(
+                kind=kinds[index],
+                present=bits_of,
+                window=self._groups[index].window,
+                block_size=self._groups[index].block_size,
+            )
+            for index, bits_of in present.items()
+        ]
