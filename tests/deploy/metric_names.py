@@ -3,6 +3,13 @@
 The rules and panels under deploy/ are checked against this table, and so is the code that exports.
 """
 
+from collections.abc import Iterable
+
+from kvmeta.types import SourceState
+from router.domain.decision import Reason, Regime, Route
+from router.domain.topology import Role
+from router.service.relay_ports import FailureKind, Fallback, KvOutcome
+
 PREFIX = "prfaas_"
 
 LABELS: dict[str, frozenset[str]] = {
@@ -59,6 +66,31 @@ HISTOGRAMS = frozenset(
         "index_lookup_seconds",
     }
 )
+
+VALUES: dict[tuple[str, str], Iterable[str]] = {
+    ("requests_total", "route"): Route,
+    ("requests_total", "reason"): Reason,
+    ("requests_total", "code"): ("200", "429", "502", "503", "504"),
+    ("decisions_total", "route"): Route,
+    ("decisions_total", "reason"): Reason,
+    ("decisions_total", "regime"): Regime,
+    ("instance_up", "role"): Role,
+    ("stage_capacity_requests_per_second", "stage"): ("prfaas", "pd_p", "pd_d"),
+    ("balance_residual_ratio", "equation"): ("7", "8"),
+    ("offload_share_ratio", "kind"): ("measured", "planned"),
+    ("index_source_state", "state"): SourceState,
+    ("index_truth_total", "outcome"): ("exact", "over", "under"),
+    ("fallbacks_total", "reason"): Fallback,
+    ("upstream_errors_total", "kind"): FailureKind,
+    ("kv_bytes_total", "outcome"): KvOutcome,
+}
+"""Label values from a closed list, the product's own where the code has one."""
+
+
+def label_values(series: str, label: str) -> frozenset[str] | None:
+    """Return the closed list of values of a series' label; None where values are open."""
+    values = VALUES.get((series.removeprefix(PREFIX), label))
+    return None if values is None else frozenset(str(value) for value in values)
 
 
 def series_labels() -> dict[str, frozenset[str]]:

@@ -81,11 +81,12 @@ def test_the_parts_that_fail_have_an_alert(name: str) -> None:
     [
         ("sum(prfaas_no_such_metric)", "unknown metric prfaas_no_such_metric"),
         ("prfaas_link_up{zone='a'}", "prfaas_link_up has no label zone"),
+        ("prfaas_kv_bytes_total{outcome='lost'}", "prfaas_kv_bytes_total never has outcome lost"),
         ("max by (zone) (prfaas_link_up)", "grouped by zone, which nothing here carries"),
     ],
 )
 def test_the_check_itself_finds_faults(expression: str, fault: str) -> None:
-    """The check of expressions refuses an unknown metric, an unknown label and a lost grouping."""
+    """The check of expressions refuses an unknown metric, label or value, and a lost grouping."""
     assert list(faults(expression)) == [fault]
 
 
