@@ -23,7 +23,7 @@ from router.control.health import (
     step_succeeded,
 )
 from router.domain.errors import Conflict, NotFound
-from router.domain.topology import Cluster, Instance, InstanceState
+from router.domain.topology import Cluster, ClusterKind, Instance, InstanceState, Role
 from router.domain.units import Seconds
 from router.ports import Clock
 
@@ -252,8 +252,14 @@ class Fleet:
         member.state = state
         return member
 
-    def set_role(self, name: str, instance: Instance) -> Member:
-        """Replace the configured facts of an instance that keeps its name. Raises NotFound."""
+    def set_role(self, name: str, role: Role) -> Member:
+        """Change what an instance is used for: it serves both roles, routing chooses.
+
+        Raises NotFound; Conflict where the cluster has no such role (DESIGN 1).
+        """
         member = self.member(name)
-        member.instance = replace(instance, name=name)
+        cluster = self._clusters[member.instance.cluster]
+        if cluster.kind is ClusterKind.PRFAAS and role is not Role.PREFILL:
+            raise Conflict(f"instances of prfaas cluster {cluster.name!r} only prefill")
+        member.instance = replace(member.instance, role=role)
         return member

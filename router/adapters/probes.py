@@ -1,0 +1,87 @@
+"""Health and queue depth of a vLLM engine, from `/health` and `/metrics`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import httpx
+
+from router.domain.topology import Instance
+from router.domain.units import Seconds
+from router.service.fleet import EngineReading
+from router.service.probing import ProbeOutcome
+
+_SAMPLE = re.compile(
+    r"^(?P<name>vllm:[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[^ ]+)", re.MULTILINE
+)
+_WANTED = frozenset(
+    {
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:num_requests_waiting_by_reason",
+        "vllm:kv_cache_usage_perc",
+        "vllm:nixl_bytes_transferred_sum",
+    }
+)
+
+
+class HttpProbe:
+    """Implements `EngineProbe` over httpx."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        """`client` carries the probe's time-out and is closed by its owner."""
+        self._client = client
+
+    async def probe(self, instance: Instance, at: Seconds) -> ProbeOutcome:
+        """Ask `/health`, and if that is fine `/metrics`. Without metrics the queue is unknown."""
+        headers = {"authorization": f"Bearer {instance.api_key}"} if instance.api_key else {}
+        base = instance.url.rstrip("/")
+        try:
+            health = await self._client.get(f"{base}/health", headers=headers)
+            if health.status_code != 200:
+                return ProbeOutcome(healthy=False)
+        except httpx.HTTPError:
+            return ProbeOutcome(healthy=False)
+        try:
+            metrics = await self._client.get(f"{base}/metrics", headers=headers)
+        except httpx.HTTPError:
+            return ProbeOutcome(healthy=True)
+        if metrics.status_code != 200:
+            return ProbeOutcome(healthy=True)
+        return ProbeOutcome(healthy=True, reading=read_metrics(metrics.text, at))
+
+
+def read_metrics(text: str, at: Seconds) -> EngineReading | None:
+    """Return the queue that vLLM's metrics tell of, None where they tell none.
+
+    Sums over data-parallel engines. Waiting for capacity is what queues; `deferred` requests wait
+    for KV from elsewhere and are left out where the engine tells them apart (vLLM 0.33).
+    """
+    sums: dict[str, float] = {}
+    for sample in _SAMPLE.finditer(text):
+        name = sample["name"]
+        if name not in _WANTED:
+            continue
+        if name == "vllm:num_requests_waiting_by_reason":
+            if 'reason="capacity"' not in (sample["labels"] or ""):
+                continue
+        try:
+            sums[name] = sums.get(name, 0.0) + float(sample["value"])
+        except ValueError:
+            continue
+    return _reading(sums, at)
+
+
+def _reading(sums: Mapping[str, float], at: Seconds) -> EngineReading | None:
+    running = sums.get("vllm:num_requests_running")
+    waiting = sums.get("vllm:num_requests_waiting_by_reason", sums.get("vllm:num_requests_waiting"))
+    if running is None or waiting is None:
+        return None
+    return EngineReading(
+        at=at,
+        waiting=int(waiting),
+        running=int(running),
+        kv_usage=sums.get("vllm:kv_cache_usage_perc"),
+        transferred_bytes=sums.get("vllm:nixl_bytes_transferred_sum"),
+    )

@@ -1,0 +1,111 @@
+"""The bodies of the admin API, closed: an unknown field is an error, never silently ignored."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from router.control.links import BandwidthMode, LinkHealth
+from router.domain.decision import Regime, Route
+from router.domain.topology import InstanceState, Role
+
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Gbps = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Body(BaseModel):
+    """A request body of the admin API."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ThresholdBody(Body):
+    """`{"mode": "manual", "tokens": 19400}`, `auto`, `off`, or back to `config`."""
+
+    mode: Literal["manual", "auto", "off", "config"]
+    tokens: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _manual_names_a_number(self) -> Self:
+        if self.mode == "manual" and self.tokens is None:
+            raise ValueError("mode manual needs tokens")
+        if self.mode != "manual" and self.tokens is not None:
+            raise ValueError(f"mode {self.mode} takes no tokens")
+        return self
+
+
+class LinkBody(Body):
+    """What the operator says of a link; a field that is absent is left as it is."""
+
+    health: LinkHealth | None = None
+    capacity_gbps: Gbps | None = None
+
+
+class TelemetryBody(Body):
+    """One report on a link's egress."""
+
+    egress_gbps: Gbps
+    available_gbps: Gbps | None = None
+    loss_ratio: Ratio = 0.0
+    retransmit_ratio: Ratio = 0.0
+    rtt_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    observed_at: AwareDatetime | None = None
+
+
+class BandwidthBody(Body):
+    """The regime: by utilisation, fixed, or back to the configuration."""
+
+    mode: BandwidthMode | Literal["config"]
+
+
+class OverrideBody(Body):
+    """A forced route for a model, a tenant or everybody."""
+
+    route: Route
+    model: str | None = None
+    tenant: str | None = None
+    ttl_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class InstancePatch(Body):
+    """What may change about an instance."""
+
+    state: InstanceState | None = None
+    role: Role | None = None
+
+
+class ExplainBody(Body):
+    """A dry run: a prompt (messages, text or ids) or only its length, and what is supposed."""
+
+    model: str | None = None
+    tenant: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[int] | None = None
+    total_tokens: Annotated[int, Field(ge=1)] | None = None
+    cached_tokens: dict[str, Annotated[int, Field(ge=0)] | None] = Field(default_factory=dict)
+    threshold: Annotated[int, Field(ge=0)] | None = None
+    regime: Regime | None = None
+
+    @model_validator(mode="after")
+    def _names_one_prompt(self) -> Self:
+        given = [self.messages, self.prompt, self.total_tokens]
+        if sum(value is not None for value in given) != 1:
+            raise ValueError("give one of messages, prompt, total_tokens")
+        if self.cached_tokens and self.total_tokens is None:
+            raise ValueError("cached_tokens goes with total_tokens")
+        for cluster, tokens in self.cached_tokens.items():
+            if tokens is not None and self.total_tokens is not None and tokens >= self.total_tokens:
+                raise ValueError(
+                    f"cached_tokens[{cluster}] must be at most total_tokens - 1: "
+                    "engines recompute the last token"
+                )
+        return self
+
+
+def observed_age(body: TelemetryBody, now: datetime) -> float:
+    """Return how old a report is, in seconds; a clock that runs ahead counts as now."""
+    if body.observed_at is None:
+        return 0.0
+    return max(0.0, (now - body.observed_at).total_seconds())

@@ -1,0 +1,97 @@
+"""The one table from the error tree to HTTP, and the one shape of an error (DESIGN 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from router.domain.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ClientFault,
+    Conflict,
+    Forbidden,
+    NobodyAlive,
+    NotFound,
+    Overloaded,
+    RouterError,
+    Unauthenticated,
+    UpstreamBroken,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+
+_RETRY_AFTER_SECONDS = b"1"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How an error is told: a status, and the `type` that OpenAI's clients know."""
+
+    status: int
+    type: str
+    retry: bool = False
+
+
+_TABLE: tuple[tuple[type[RouterError], Answer], ...] = (
+    (Unauthenticated, Answer(401, "authentication_error")),
+    (Forbidden, Answer(403, "permission_error")),
+    (NotFound, Answer(404, "not_found_error")),
+    (Conflict, Answer(409, "conflict_error")),
+    (BodyTooLarge, Answer(413, "invalid_request_error")),
+    (BadRequest, Answer(400, "invalid_request_error")),
+    (ClientFault, Answer(400, "invalid_request_error")),
+    (Overloaded, Answer(503, "overloaded_error", retry=True)),
+    (NobodyAlive, Answer(503, "service_unavailable_error", retry=True)),
+    (UpstreamTimeout, Answer(504, "upstream_timeout_error")),
+    (UpstreamUnreachable, Answer(503, "service_unavailable_error", retry=True)),
+    (UpstreamBroken, Answer(502, "upstream_error")),
+)
+_UNKNOWN = Answer(500, "internal_error")
+
+RawResponse = tuple[int, list[tuple[bytes, bytes]], bytes]
+"""Status, header fields and body of a response."""
+
+
+def answer_for(error: BaseException) -> Answer:
+    """Return how an error is told; what the tree does not know is an internal error."""
+    for kind, answer in _TABLE:
+        if isinstance(error, kind):
+            return answer
+    return _UNKNOWN
+
+
+def error_document(error: BaseException) -> dict[str, object]:
+    """Return the JSON document of an error. Internal errors tell nothing of themselves."""
+    answer = answer_for(error)
+    known = isinstance(error, RouterError)
+    return {
+        "error": {
+            "message": str(error) if known else "the gateway failed on this request",
+            "type": answer.type,
+            "param": error.param if isinstance(error, ClientFault) else None,
+            "code": _code(error, answer),
+        }
+    }
+
+
+def error_response(error: BaseException) -> RawResponse:
+    """Return the whole response to an error."""
+    answer = answer_for(error)
+    body = msgspec.json.encode(error_document(error))
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    if answer.retry:
+        headers.append((b"retry-after", _RETRY_AFTER_SECONDS))
+    if answer.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return answer.status, headers, body
+
+
+def _code(error: BaseException, answer: Answer) -> str | int:
+    if isinstance(error, ClientFault) and error.code is not None:
+        return error.code
+    return answer.status

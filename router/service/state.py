@@ -1,0 +1,226 @@
+"""The documents in which live state is shown: instances, links, thresholds, sources."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from kvmeta.index import MetadataIndex
+from kvmeta.types import SourceReport
+from router.control.links import LinkState, is_up, usable_bandwidth, utilization
+from router.domain.topology import ClusterKind
+from router.domain.units import Seconds, to_gbps
+from router.ports import Clock
+from router.service.decisions import Document
+from router.service.fleet import Fleet, Member
+from router.service.links import LinkBoard
+from router.service.models import ModelCatalog, ServedModel
+from router.service.operator import Operator, OverrideOrder, PairScope
+
+
+class StateReport:
+    """Reads the live state into JSON documents, with ages. Keys, salts and prompts are in none."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        links: LinkBoard,
+        operator: Operator,
+        catalog: ModelCatalog,
+        index: MetadataIndex,
+        clock: Clock,
+        store: str,
+    ) -> None:
+        """`store` names the kind of store, without credentials."""
+        self._fleet = fleet
+        self._links = links
+        self._operator = operator
+        self._catalog = catalog
+        self._index = index
+        self._clock = clock
+        self._store = store
+
+    async def whole(self) -> Document:
+        """Return everything in one document."""
+        return {
+            "at": self._clock.now().isoformat(),
+            "store": {"kind": self._store, "up": True},
+            "models": [self._model(model) for model in self._catalog.models],
+            "clusters": [
+                {"name": cluster.name, "kind": cluster.kind} for cluster in self._fleet.clusters
+            ],
+            "instances": self.instances(),
+            "links": self.links(),
+            "thresholds": self.pair_thresholds(),
+            "overrides": [self.override(order) for order in self._operator.overrides],
+            "index": {"sources": [source(report) for report in await self._index.describe()]},
+        }
+
+    def instances(self) -> list[Document]:
+        """Return every instance."""
+        return [self.instance(member) for member in self._fleet.members]
+
+    def instance(self, member: Member) -> Document:
+        """Return one instance; readings that are too old are null, with their age beside them."""
+        instance = member.instance
+        reading = member.reading
+        fresh = self._fleet.fresh_reading(member)
+        return {
+            "name": instance.name,
+            "cluster": instance.cluster,
+            "url": instance.url,
+            "role": instance.role,
+            "model": instance.model,
+            "state": member.state,
+            "alive": member.health.alive,
+            "ready": self._fleet.is_ready(member),
+            "breaker_open": self._fleet.breaker_is_open(member),
+            "inflight": member.inflight,
+            "prefills_inflight": len(member.prefills),
+            "decodes_inflight": member.decodes,
+            "queue_depth": self._fleet.queue_depth(member),
+            "running": fresh.running if fresh else None,
+            "kv_usage": fresh.kv_usage if fresh else None,
+            "signal_age_seconds": self._age(reading.at) if reading else None,
+            "transitions": member.transitions,
+            "compatibility": instance.compatibility,
+            "kv_events": instance.kv_events,
+        }
+
+    def links(self) -> list[Document]:
+        """Return every link."""
+        return [self.link(state) for state in self._links.states]
+
+    def link(self, state: LinkState) -> Document:
+        """Return one link, in Gbit/s as operators think of links."""
+        now = self._clock.monotonic()
+        view = self._links.view(state.link.name)
+        report = state.telemetry
+        return {
+            "name": state.link.name,
+            "from": state.link.source,
+            "to": state.link.target,
+            "up": is_up(state, now),
+            "health": state.health,
+            "capacity_gbps": to_gbps(state.nominal),
+            "configured_capacity_gbps": to_gbps(state.link.capacity),
+            "usable_gbps": to_gbps(usable_bandwidth(state, now)),
+            "utilization": utilization(state, now),
+            "regime": view.regime,
+            "bandwidth_mode": state.mode,
+            "inflight_bytes": state.booked,
+            "free_bytes": view.free,
+            "telemetry": None
+            if report is None
+            else {
+                "egress_gbps": to_gbps(report.egress),
+                "available_gbps": None if report.available is None else to_gbps(report.available),
+                "loss_ratio": report.loss_ratio,
+                "retransmit_ratio": report.retransmit_ratio,
+                "rtt_ms": None if report.rtt is None else report.rtt * 1000,
+                "age_seconds": self._age(report.observed_at),
+                "required": state.link.telemetry_required,
+                "max_age_seconds": state.link.telemetry_max_age,
+            },
+        }
+
+    def threshold(self, scope: PairScope) -> Document:
+        """Return the threshold of a scope: as ordered there, else as configured."""
+        rules = self._operator.rules
+        order = next((order for other, order in self._operator.thresholds if other == scope), None)
+        mode = order.mode if order else rules.mode
+        tokens = order.tokens if order and order.tokens is not None else rules.tokens
+        return {
+            "mode": mode,
+            "tokens": tokens,
+            "effective_tokens": tokens,
+            "solved_tokens": None,
+            "bounds": {"min_tokens": rules.low, "max_tokens": rules.high},
+            "source": "operator" if order else "config",
+            "updated_at": order.updated_at.isoformat() if order else None,
+            "updated_by": order.updated_by if order else None,
+            "scope": {"model": scope.model, "prfaas": scope.prfaas, "pd": scope.pd},
+            "pairs": self.pair_thresholds(scope),
+        }
+
+    def pair_thresholds(self, scope: PairScope | None = None) -> list[Document]:
+        """Return what is in force for every pair of clusters, of a scope if one is given."""
+        scope = scope or PairScope()
+        return [
+            {
+                "model": model.name,
+                "prfaas": link.link.source,
+                "pd": link.link.target,
+                "mode": view.mode,
+                "effective_tokens": view.tokens,
+            }
+            for model in self._catalog.models
+            for link in self._links.states
+            if self._is_pair(link.link.source, link.link.target)
+            if scope.covers(model.name, link.link.source, link.link.target)
+            for view in [self._operator.threshold(model.name, link.link.source, link.link.target)]
+        ]
+
+    def bandwidth(self, name: str | None) -> Document:
+        """Return the regimes, of all links or of one. Raises NotFound."""
+        states = [self._links.state(name)] if name is not None else list(self._links.states)
+        modes = {state.mode for state in states}
+        return {
+            "mode": modes.pop() if len(modes) == 1 else None,
+            "links": [
+                {
+                    "name": state.link.name,
+                    "mode": state.mode,
+                    "regime": self._links.view(state.link.name).regime,
+                    "utilization": utilization(state, self._clock.monotonic()),
+                }
+                for state in states
+            ],
+        }
+
+    def override(self, order: OverrideOrder) -> Document:
+        """Return one override with what is left of its time."""
+        left = None if order.expires_at is None else order.expires_at - self._clock.monotonic()
+        expires: datetime | None = (
+            None if left is None else self._clock.now() + timedelta(seconds=left)
+        )
+        return {
+            "route": order.route,
+            "model": order.model,
+            "tenant": order.tenant,
+            "ttl_seconds": left,
+            "expires_at": expires.isoformat() if expires else None,
+            "updated_at": order.updated_at.isoformat(),
+            "updated_by": order.updated_by,
+        }
+
+    def _is_pair(self, source: str, target: str) -> bool:
+        kinds = {cluster.name: cluster.kind for cluster in self._fleet.clusters}
+        return kinds.get(source) is ClusterKind.PRFAAS and kinds.get(target) is ClusterKind.PD
+
+    def _model(self, model: ServedModel) -> Document:
+        return {
+            "name": model.name,
+            "aliases": sorted(model.aliases),
+            "loras": sorted(model.loras),
+            "block_size": model.layout.block_size,
+            "groups": [group.kind for group in model.layout.groups],
+            "profiled": sorted(model.profiles),
+        }
+
+    def _age(self, at: Seconds) -> Seconds:
+        return max(0.0, self._clock.monotonic() - at)
+
+
+def source(report: SourceReport) -> Document:
+    """Return one source of KV events."""
+    return {
+        "instance": report.source.instance,
+        "rank": report.source.rank,
+        "state": report.state,
+        "epoch": report.epoch,
+        "blocks": report.blocks,
+        "next_sequence": report.next_sequence,
+        "age_seconds": report.age_seconds,
+        "errors": report.errors,
+    }
