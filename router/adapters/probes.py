@@ -15,11 +15,12 @@ from router.service.probing import ProbeOutcome
 _SAMPLE = re.compile(
     r"^(?P<name>vllm:[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[^ ]+)", re.MULTILINE
 )
+_BY_REASON = "vllm:num_requests_waiting_by_reason"
 _WANTED = frozenset(
     {
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
-        "vllm:num_requests_waiting_by_reason",
+        _BY_REASON,
         "vllm:kv_cache_usage_perc",
         "vllm:nixl_bytes_transferred_sum",
     }
@@ -61,11 +62,9 @@ def read_metrics(text: str, at: Seconds) -> EngineReading | None:
     sums: dict[str, float] = {}
     for sample in _SAMPLE.finditer(text):
         name = sample["name"]
-        if name not in _WANTED:
+        deferred = name == _BY_REASON and 'reason="capacity"' not in (sample["labels"] or "")
+        if name not in _WANTED or deferred:
             continue
-        if name == "vllm:num_requests_waiting_by_reason":
-            if 'reason="capacity"' not in (sample["labels"] or ""):
-                continue
         try:
             sums[name] = sums.get(name, 0.0) + float(sample["value"])
         except ValueError:

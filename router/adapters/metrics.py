@@ -1,0 +1,326 @@
+"""Prometheus metrics (DESIGN 11). Everything observed passes through hooks; gauges are read live.
+
+Label sets are bounded: names come from the configuration and the admin API, everything a client
+can invent is told as `other`. No key, salt or prompt is in any label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvmeta.types import SourceReport, SourceState
+from router.control.links import (
+    fresh_telemetry,
+    is_up,
+    usable_bandwidth,
+    utilization,
+)
+from router.domain.decision import Decision, Placement, Route
+from router.domain.topology import ClusterKind
+from router.domain.units import Bytes, Seconds
+from router.ports import Clock
+from router.service.decisions import DecisionRecord
+from router.service.fleet import Fleet
+from router.service.links import LinkBoard
+from router.service.models import ModelCatalog
+from router.service.operator import Operator
+from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, Usage
+
+_TOKEN_BUCKETS = tuple(float(1 << power) for power in range(7, 19))
+"""128 to 262,144 tokens: the paper's workload is cut at 128 and 128K."""
+
+_SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+"""From a small model's first token to a long prompt's wait behind others."""
+
+_TOKEN_SECONDS_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2)
+"""Around the paper's SLO of 40 tokens a second (0.025 s)."""
+
+_LOOKUP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1)
+"""Up to and over the look-up budget of 20 ms."""
+
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """What the gauges are read from at each scrape."""
+
+    fleet: Fleet
+    links: LinkBoard
+    operator: Operator
+    catalog: ModelCatalog
+    clock: Clock
+
+
+class PrometheusMetrics:
+    """Implements the decision, relay and request hooks; renders the exposition."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, what: str, labels: Sequence[str] = ()) -> Counter:
+            return Counter(f"prfaas_{name}", what, labels, registry=self.registry)
+
+        def histogram(
+            name: str, what: str, buckets: Sequence[float], labels: Sequence[str] = ()
+        ) -> Histogram:
+            return Histogram(
+                f"prfaas_{name}", what, labels, buckets=buckets, registry=self.registry
+            )
+
+        self._requests = counter("requests_total", "Answered requests", ("route", "reason", "code"))
+        self._decisions = counter("decisions_total", "Decisions", ("route", "reason", "regime"))
+        self._uncached = histogram(
+            "uncached_tokens", "Tokens compared with t", _TOKEN_BUCKETS, ("route",)
+        )
+        self._prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of decided requests")
+        self._cached_tokens = counter(
+            "cached_tokens_total", "Prompt tokens believed cached where computed", ("cluster",)
+        )
+        self._first_byte = histogram(
+            "time_to_first_token_seconds",
+            "From the request to the answer's first body byte",
+            _SECONDS_BUCKETS,
+            ("route",),
+        )
+        self._per_token = histogram(
+            "time_per_output_token_seconds",
+            "Between output tokens of a stream",
+            _TOKEN_SECONDS_BUCKETS,
+            ("route",),
+        )
+        self._duration = histogram(
+            "request_duration_seconds",
+            "From the request to the answer's end",
+            _SECONDS_BUCKETS,
+            ("route",),
+        )
+        self._lookup = histogram(
+            "index_lookup_seconds", "Look-ups in the KV-metadata index", _LOOKUP_BUCKETS
+        )
+        self._truth = counter(
+            "index_truth_total",
+            "Beliefs compared with what the engine reported; over: believed more than was there",
+            ("instance", "rank", "outcome"),
+        )
+        self._events = counter("index_events_total", "KV events applied", ("type",))
+        self._event_errors = counter(
+            "index_event_errors_total", "KV events that could not be applied", ("cause",)
+        )
+        self._fallbacks = counter(
+            "fallbacks_total", "Requests that left their decided course", ("reason",)
+        )
+        self._upstream_errors = counter(
+            "upstream_errors_total", "Failed calls to engines", ("instance", "kind")
+        )
+        self._kv_bytes = counter(
+            "kv_bytes_total", "Bytes of hand-offs over links by outcome", ("outcome",)
+        )
+        self._drift = counter(
+            "tokenizer_drift_total", "Requests whose engine counted other prompt tokens than we"
+        )
+        for outcome in KvOutcome:
+            self._kv_bytes.labels(outcome)
+        for fallback in Fallback:
+            self._fallbacks.labels(fallback)
+
+    # -- decisions ---------------------------------------------------------------------------
+
+    def decided(self, record: DecisionRecord) -> None:
+        """Count a decision that a request follows."""
+        decision, total = record.decision, record.snapshot.request.total_tokens
+        self._decisions.labels(decision.route, decision.reason, decision.regime).inc()
+        self._uncached.labels(decision.route).observe(decision.uncached_tokens)
+        self._prompt_tokens.inc(total)
+        computing = decision.prefill or decision.decode
+        self._cached_tokens.labels(computing.cluster).inc(total - decision.compute_uncached_tokens)
+
+    def looked_up(self, elapsed: Seconds, *, timed_out: bool) -> None:  # noqa: ARG002 - part of the hook
+        """Time a look-up."""
+        self._lookup.observe(elapsed)
+
+    # -- the relay ---------------------------------------------------------------------------
+
+    def fell_back(self, decision: Decision, fallback: Fallback) -> None:  # noqa: ARG002 - part of the hook
+        """Count a change of course."""
+        self._fallbacks.labels(fallback).inc()
+
+    def upstream_failed(self, instance: str, leg: Leg, kind: FailureKind) -> None:  # noqa: ARG002 - part of the hook
+        """Count a failed call."""
+        self._upstream_errors.labels(instance, kind).inc()
+
+    def prefill_answered(self, placement: Placement, usage: Usage) -> None:
+        """Compare what the index believed with what the engine found (DESIGN 6, Truth)."""
+        believed, found = placement.cached_tokens, usage.cached_tokens
+        if believed is None or found is None:
+            return
+        outcome = "exact" if believed == found else "over" if believed > found else "under"
+        rank = str(placement.rank or 0)
+        self._truth.labels(placement.instance, rank, outcome).inc()
+
+    def kv_shipped(self, decision: Decision, size: Bytes, outcome: KvOutcome) -> None:
+        """Count a hand-off's bytes that crossed a link."""
+        if decision.route is Route.PRFAAS:
+            self._kv_bytes.labels(outcome).inc(size)
+
+    def first_byte(self, decision: Decision, elapsed: Seconds) -> None:
+        """Time to the first token."""
+        self._first_byte.labels(decision.route).observe(elapsed)
+
+    def answered(
+        self, decision: Decision, usage: Usage | None, content_events: int, *, complete: bool
+    ) -> None:
+        """Take note of an answer's end; the request's own counts are in `request_finished`."""
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def request_finished(self, decision: Decision | None, status: int, elapsed: Seconds) -> None:
+        """Count an answered request; one without a decision has route and reason `none`."""
+        if decision is None:
+            self._requests.labels("none", "none", str(status)).inc()
+            return
+        self._requests.labels(decision.route, decision.reason, str(status)).inc()
+        self._duration.labels(decision.route).observe(elapsed)
+
+    def output_paced(self, decision: Decision, seconds_per_token: Seconds) -> None:
+        """Time between a stream's tokens."""
+        self._per_token.labels(decision.route).observe(seconds_per_token)
+
+    def drifted(self) -> None:
+        """Count a request whose prompt the engine counted differently."""
+        self._drift.inc()
+
+    # -- the index ---------------------------------------------------------------------------
+
+    def events_applied(self, kind: str, count: int) -> None:
+        """Count KV events applied."""
+        self._events.labels(kind).inc(count)
+
+    def event_failed(self, cause: str, count: int = 1) -> None:
+        """Count KV events that could not be applied."""
+        self._event_errors.labels(cause).inc(count)
+
+    # -- exposition --------------------------------------------------------------------------
+
+    def watch(self, live: LiveState) -> None:
+        """Read gauges from `live` at every scrape. Call once."""
+        self.registry.register(_LiveGauges(live))
+
+    def render(self, sources: Iterable[SourceReport]) -> bytes:
+        """Return the text exposition, with the index's sources as they are now."""
+        scrape = CollectorRegistry()
+        scrape.register(_Once(lambda: _source_gauges(sources)))
+        return generate_latest(self.registry) + generate_latest(scrape)
+
+
+class _Once(Collector):
+    """A collector over one reading."""
+
+    def __init__(self, read: Callable[[], Iterator[Metric]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        return self._read()
+
+
+def _source_gauges(sources: Iterable[SourceReport]) -> Iterator[Metric]:
+    labels = ["instance", "rank"]
+    blocks = GaugeMetricFamily("prfaas_index_blocks", "Blocks held by a source", labels=labels)
+    states = GaugeMetricFamily(
+        "prfaas_index_source_state",
+        "1 for the state a source is in: how far what is known of it may be trusted",
+        labels=[*labels, "state"],
+    )
+    for report in sources:
+        name = [report.source.instance, str(report.source.rank)]
+        blocks.add_metric(name, report.blocks)
+        for state in SourceState:
+            states.add_metric([*name, state], float(report.state is state))
+    yield blocks
+    yield states
+
+
+class _LiveGauges(Collector):
+    """Gauges computed from live state, so that they are true counts and never drift (CASES R09)."""
+
+    def __init__(self, live: LiveState) -> None:
+        self._live = live
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the first scrape; this keeps registration from collecting."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._links()
+        yield from self._instances()
+        yield from self._thresholds()
+        yield GaugeMetricFamily("prfaas_store_up", "Whether the store answers", value=1.0)
+
+    def _links(self) -> Iterator[Metric]:
+        def gauge(name: str, what: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"prfaas_link_{name}", what, labels=["link"])
+
+        up = gauge("up", "Whether KV may be sent")
+        capacity = gauge("capacity_bytes_per_second", "Nominal bandwidth")
+        available = gauge("available_bytes_per_second", "Usable bandwidth")
+        egress = gauge("egress_bytes_per_second", "Measured egress")
+        used = gauge("utilization_ratio", "Measured egress over usable bandwidth")
+        inflight = gauge("inflight_bytes", "Bytes of hand-offs booked now")
+        now = self._live.clock.monotonic()
+        for state in self._live.links.states:
+            name = [state.link.name]
+            up.add_metric(name, float(is_up(state, now)))
+            capacity.add_metric(name, state.nominal)
+            available.add_metric(name, usable_bandwidth(state, now))
+            inflight.add_metric(name, state.booked)
+            report = fresh_telemetry(state, now)
+            ratio = utilization(state, now)
+            if report is not None and ratio is not None:
+                egress.add_metric(name, report.egress)
+                used.add_metric(name, ratio)
+        yield from (up, capacity, available, egress, used, inflight)
+
+    def _instances(self) -> Iterator[Metric]:
+        labels = ["instance", "role"]
+
+        def gauge(name: str, what: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"prfaas_instance_{name}", what, labels=labels)
+
+        up = gauge("up", "Whether new work may go there")
+        inflight = gauge("inflight", "Legs of ours in flight")
+        queue = gauge("queue_depth", "Requests waiting for capacity; absent when unknown")
+        breaker = gauge("breaker_open", "Whether the breaker keeps work away")
+        turns = CounterMetricFamily(
+            "prfaas_instance_transitions_total", "Changes of health", labels=labels
+        )
+        fleet = self._live.fleet
+        for member in fleet.members:
+            name = [member.instance.name, member.instance.role]
+            up.add_metric(name, float(fleet.is_ready(member)))
+            inflight.add_metric(name, member.inflight)
+            breaker.add_metric(name, float(fleet.breaker_is_open(member)))
+            turns.add_metric(name, member.transitions)
+            depth = fleet.queue_depth(member)
+            if depth is not None:
+                queue.add_metric(name, depth)
+        yield from (up, inflight, queue, breaker, turns)
+
+    def _thresholds(self) -> Iterator[Metric]:
+        tokens = GaugeMetricFamily(
+            "prfaas_threshold_tokens", "t in force", labels=["model", "prfaas", "pd"]
+        )
+        kinds = {cluster.name: cluster.kind for cluster in self._live.fleet.clusters}
+        for model in self._live.catalog.models:
+            for state in self._live.links.states:
+                source, target = state.link.source, state.link.target
+                if kinds.get(source) is ClusterKind.PRFAAS and kinds.get(target) is ClusterKind.PD:
+                    view = self._live.operator.threshold(model.name, source, target)
+                    tokens.add_metric([model.name, source, target], view.tokens)
+        yield tokens

@@ -1,0 +1,100 @@
+"""One request's plan and its counts: implements the relay's `Planner` and `Ledger`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+
+from router.domain.decision import Decision, NoRoute, Placement, Reason
+from router.domain.errors import NotFound
+from router.domain.topology import ClusterKind
+from router.domain.units import Bytes, Tokens
+from router.service.fleet import Fleet
+from router.service.links import LinkBoard
+from router.service.models import NamedModel, ServedModel
+from router.service.relay_ports import Booking, FailureKind, Leg, Target
+from router.service.routing import Routed, Routing
+
+
+class RequestPlanner:
+    """Knows where instances are and can decide this request again."""
+
+    def __init__(self, routing: Routing, fleet: Fleet, routed: Routed) -> None:
+        self._routing = routing
+        self._fleet = fleet
+        self._routed = routed
+
+    def resolve(self, instance: str, model: str) -> Target | None:  # noqa: ARG002 - one planner serves one request's model
+        """Return where an instance is and what it calls the request's model."""
+        try:
+            found = self._fleet.member(instance).instance
+        except NotFound:
+            return None
+        return Target(found, _served_name(self._routed.ask.named, found.served_name))
+
+    async def replan_local(
+        self,
+        decision: Decision,  # noqa: ARG002 - part of the port: the first decision is in `routed`
+        reason: Reason,
+        excluded: frozenset[str],
+    ) -> Decision | NoRoute:
+        """Decide again for a local prefill."""
+        return self._routing.replan_local(self._routed, reason, excluded)
+
+    async def replan_decode(
+        self,
+        decision: Decision,  # noqa: ARG002 - as above
+        excluded: frozenset[str],
+    ) -> Decision | NoRoute:
+        """Decide again for another decode instance."""
+        return self._routing.replan_decode(self._routed, excluded)
+
+
+def _served_name(named: NamedModel, own: str | None) -> str:
+    """An adapter's name is the same everywhere; a model's may be an instance's own."""
+    return named.lora or own or named.model.served_name
+
+
+class RequestLedger:
+    """Counts this request's legs and bytes in the fleet and on the links."""
+
+    def __init__(self, fleet: Fleet, links: LinkBoard, model: ServedModel) -> None:
+        self._fleet = fleet
+        self._links = links
+        self._model = model
+        self._kinds = {cluster.name: cluster.kind for cluster in fleet.clusters}
+
+    def leg(
+        self, leg: Leg, placement: Placement, compute_tokens: Tokens
+    ) -> AbstractContextManager[None]:
+        """Count one call while the block runs."""
+        match leg:
+            case Leg.PREFILL:
+                kind = self._kinds.get(placement.cluster, ClusterKind.PD)
+                expected = self._model.prefill_seconds(kind, compute_tokens)
+                return self._fleet.prefill_leg(placement.instance, expected)
+            case Leg.DECODE:
+                return self._fleet.decode_leg(placement.instance)
+
+    def book(self, link: str, size: Bytes) -> Booking:
+        """Reserve bytes on a link until the booking is released."""
+        return LinkBooking(self._links, link, size)
+
+    def succeeded(self, instance: str) -> None:
+        """Note a finished call."""
+        self._fleet.record_success(instance)
+
+    def failed(self, instance: str, kind: FailureKind) -> None:  # noqa: ARG002 - every kind counts alike
+        """Note a failed call."""
+        self._fleet.record_failure(instance)
+
+
+class LinkBooking:
+    """Bytes booked on one link."""
+
+    def __init__(self, links: LinkBoard, link: str, size: Bytes) -> None:
+        self._stack = ExitStack()
+        self._stack.enter_context(links.booking(link, size))
+
+    def release(self) -> None:
+        """Give the bytes back, once."""
+        self._stack.close()
