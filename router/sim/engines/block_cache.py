@@ -102,10 +102,18 @@ class BlockCache:
         events, self._events = self._events, []
         return events
 
-    def chain(self, tokens: list[int], *, salt: str | None, lora: str | None) -> TokenChain:
-        """Label `tokens` the way this cache does."""
+    def chain(
+        self,
+        tokens: list[int],
+        *,
+        salt: str | None = None,
+        lora: str | None = None,
+        raw: bytes | None = None,
+    ) -> TokenChain:
+        """Label `tokens` the way this cache does; `raw` is their packed form if known."""
+        spec = self.spec
         return TokenChain(
-            tokens, unit=self.spec.hash_unit, seed=self.spec.hash_seed, salt=salt, lora=lora
+            tokens, unit=spec.hash_unit, seed=spec.hash_seed, salt=salt, lora=lora, raw=raw
         )
 
     def look_up(self, chain: TokenChain, limit: int, *, attention_only: bool = False) -> Hit:

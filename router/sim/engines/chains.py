@@ -15,6 +15,11 @@ _BYTES_PER_TOKEN = 4
 _ROOT = bytes(8)
 
 
+def pack_tokens(tokens: list[int]) -> bytes:
+    """Return `tokens` as unsigned 32-bit integers; raises OverflowError for any other integer."""
+    return array("I", tokens).tobytes()
+
+
 class TokenChain:
     """One request's tokens, prompt and answer, with a label at every full hash unit.
 
@@ -41,6 +46,7 @@ class TokenChain:
         seed: int = 0,
         salt: str | None = None,
         lora: str | None = None,
+        raw: bytes | None = None,
     ) -> None:
         self.tokens: list[int] = []
         self.labels: list[int] = []
@@ -51,12 +57,12 @@ class TokenChain:
         self._lora_bytes = b"" if lora is None else b"lora:" + lora.encode() + b"\0"
         self._parent = _ROOT
         self._pending = b""
-        self.extend(tokens)
+        self.extend(tokens, raw)
 
-    def extend(self, tokens: list[int]) -> None:
-        """Append `tokens` and label the units that they fill."""
+    def extend(self, tokens: list[int], raw: bytes | None = None) -> None:
+        """Append `tokens` and label the units that they fill; `raw` is their packed form."""
         self.tokens += tokens
-        raw = self._pending + array("I", tokens).tobytes()
+        raw = self._pending + (pack_tokens(tokens) if raw is None else raw)
         width = self.unit * _BYTES_PER_TOKEN
         full = len(raw) - len(raw) % width
         labels, parent, seed, lora = self.labels, self._parent, self._seed, self._lora_bytes
