@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from router.control.links import (
@@ -97,23 +96,31 @@ class LinkBoard:
         for each in [name] if name is not None else list(self._states):
             self._change(each, lambda state: replace(state, mode=chosen))
 
-    @contextmanager
-    def booking(self, name: str, size: Bytes) -> Iterator[Callable[[], None]]:
-        """Book `size` bytes for the time of the block; the yielded function releases them early."""
+    def book(self, name: str, size: Bytes) -> LinkBooking:
+        """Reserve `size` bytes until the booking is released. Raises NotFound."""
         self._change(name, lambda state: book(state, size))
-        held = True
+        return LinkBooking(self, name, size)
 
-        def let_go() -> None:
-            nonlocal held
-            if held:
-                held = False
-                self._change(name, lambda state: release(state, size))
-
-        try:
-            yield let_go
-        finally:
-            let_go()
+    def release(self, name: str, size: Bytes) -> None:
+        """Give back bytes; bookings call this, once each."""
+        self._change(name, lambda state: release(state, size))
 
     def _change(self, name: str, change: Callable[[LinkState], LinkState]) -> LinkState:
         state = self._states[name] = change(self.state(name))
         return state
+
+
+class LinkBooking:
+    """Bytes booked on one link, until released."""
+
+    def __init__(self, board: LinkBoard, link: str, size: Bytes) -> None:
+        self._board = board
+        self._link = link
+        self._size = size
+        self._held = True
+
+    def release(self) -> None:
+        """Give the bytes back. Idempotent."""
+        if self._held:
+            self._held = False
+            self._board.release(self._link, self._size)

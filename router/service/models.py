@@ -47,7 +47,7 @@ class ServedModel:
         return profile.prefill_seconds(uncached) if profile else uncached / 10_000
 
     def sizing(self, total: Tokens) -> KvSizing:
-        """Return the KV bytes of a prompt; both pools hold the same model, so either profile does."""
+        """Return the KV bytes of a prompt; the pools hold one model, so either profile does."""
         profile = self.profiles.get(ClusterKind.PRFAAS) or self.profiles.get(ClusterKind.PD)
         if profile is None:
             return KvSizing(None)

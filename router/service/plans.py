@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 
 from router.domain.decision import Decision, NoRoute, Placement, Reason
 from router.domain.errors import NotFound
@@ -77,7 +77,7 @@ class RequestLedger:
 
     def book(self, link: str, size: Bytes) -> Booking:
         """Reserve bytes on a link until the booking is released."""
-        return LinkBooking(self._links, link, size)
+        return self._links.book(link, size)
 
     def succeeded(self, instance: str) -> None:
         """Note a finished call."""
@@ -86,15 +86,3 @@ class RequestLedger:
     def failed(self, instance: str, kind: FailureKind) -> None:  # noqa: ARG002 - every kind counts alike
         """Note a failed call."""
         self._fleet.record_failure(instance)
-
-
-class LinkBooking:
-    """Bytes booked on one link."""
-
-    def __init__(self, links: LinkBoard, link: str, size: Bytes) -> None:
-        self._stack = ExitStack()
-        self._stack.enter_context(links.booking(link, size))
-
-    def release(self) -> None:
-        """Give the bytes back, once."""
-        self._stack.close()
