@@ -112,10 +112,13 @@ class CountedPrompt:
 
 
 class Tokenizer(Protocol):
-    """An in-process tokenizer with the model's chat template."""
+    """An in-process tokenizer with the model's chat template.
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of `text`. CPU-bound: call it off the event loop."""
+    CPU-bound and safe to share between threads: call it off the event loop.
+    """
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`."""
         ...
 
     def render_chat(
@@ -125,7 +128,10 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        template_arguments: Mapping[str, object] | None = None,
+        **template_kwargs: object,
     ) -> str:
-        """Return the prompt text that the model's chat template makes of a conversation."""
+        """Return the prompt text that the model's chat template makes of a conversation.
+
+        Raises ValueError where the template refuses it.
+        """
         ...

@@ -185,9 +185,9 @@ class PromptCounter:
         self._tokenizers = tokenizers
 
     async def count(self, body: ClientBody, named: NamedModel) -> Counted:
-        """Return the prompt's length and ids; falls back to an estimate, never raises for engines.
+        """Return the prompt's length and ids, or an estimate where nobody can count.
 
-        Raises BadRequest where the model's own chat template refuses the conversation.
+        Raises BadRequest for a conversation whose fields have wrong types.
         """
         if isinstance(body.prompt, IdsPrompt):
             ids = body.prompt.ids
@@ -219,7 +219,11 @@ class PromptCounter:
             )
         messages = body.decode_messages()
         options = _template_options(body)
-        return await asyncio.to_thread(_encode_chat, tokenizer, messages, options)
+        try:
+            return await asyncio.to_thread(_encode_chat, tokenizer, messages, options)
+        except (ValueError, TypeError):
+            # The template refuses this conversation: the engine will, too, in its own words.
+            return None
 
 
 def _template_options(body: ClientBody) -> dict[str, Any]:
@@ -234,7 +238,7 @@ def _template_options(body: ClientBody) -> dict[str, Any]:
         "tools": tools or None,
         "add_generation_prompt": body.decode("add_generation_prompt") is not False,
         "continue_final_message": body.decode("continue_final_message") is True,
-        "template_arguments": arguments,
+        **(arguments or {}),
     }
 
 

@@ -117,7 +117,7 @@ class Routing:
     async def route(self, ask: Ask) -> Routed:
         """Decide one request.
 
-        Raises NobodyAlive, and BadRequest where the chat template refuses the conversation.
+        Raises NobodyAlive, and BadRequest for a conversation whose fields have wrong types.
         """
         timed_out = False
         counted: Counted | None = None

@@ -83,13 +83,3 @@ class TenantBook:
         )
         return hmac.new(key, (asked or "").encode(), "sha256").hexdigest()
 
-
-def digest_key(key: str) -> bytes:
-    """Return an API key's digest; `sha256:HEX` is one already. Raises ValueError on bad hex."""
-    prefix, _, digits = key.partition(":")
-    if prefix == "sha256" and digits:
-        digest = bytes.fromhex(digits)
-        if len(digest) != hashlib.sha256().digest_size:
-            raise ValueError("a SHA-256 digest has 64 hexadecimal digits")
-        return digest
-    return hashlib.sha256(key.encode()).digest()

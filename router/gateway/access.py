@@ -1,0 +1,65 @@
+"""One canonical log line a request: who, where to, why, how long. Never prompts, keys or salts."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from router.domain.decision import Decision
+from router.domain.units import Seconds, Tokens
+
+_LOG = logging.getLogger("prfaas.access")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one request, filled in as it goes."""
+
+    request_id: str
+    path: str
+    started: Seconds
+    tenant: str | None = None
+    model: str | None = None
+    total_tokens: Tokens | None = None
+    decision: Decision | None = None
+    status: int = 0
+    error: str | None = None
+
+
+class RequestHook(Protocol):
+    """Watches requests; metrics hang here. Implementations never raise."""
+
+    def request_finished(self, decision: Decision | None, status: int, elapsed: Seconds) -> None:
+        """Told once of every request, after its last byte."""
+        ...
+
+
+def log_request(outcome: Outcome, elapsed: Seconds) -> None:
+    """Write the request's line, as one JSON object."""
+    if not _LOG.isEnabledFor(logging.INFO):
+        return
+    decision = outcome.decision
+    line: dict[str, object] = {
+        "request_id": outcome.request_id,
+        "path": outcome.path,
+        "status": outcome.status,
+        "seconds": round(elapsed, 4),
+        "tenant": outcome.tenant,
+        "model": outcome.model,
+    }
+    if decision is not None:
+        line |= {
+            "route": decision.route,
+            "reason": decision.reason,
+            "prefill": decision.prefill.instance if decision.prefill else None,
+            "decode": decision.decode.instance,
+            "total_tokens": outcome.total_tokens,
+            "uncached_tokens": decision.uncached_tokens,
+            "threshold": decision.threshold,
+        }
+    if outcome.error is not None:
+        line["error"] = outcome.error
+    _LOG.info("%s", msgspec.json.encode(line).decode())
