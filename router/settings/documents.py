@@ -26,11 +26,14 @@ MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 MAX_NODES: Final = 200_000
 """Bounds what aliases may unfold to, so that a small file cannot fill the memory."""
 
+_LONGEST_NUMBER: Final = 400
+"""Characters; the longest float has 310 digits, and Python refuses to read endless integers."""
+
 _TAG: Final = "tag:yaml.org,2002:"
 _NULL: Final = re.compile(r"|~|null|Null|NULL")
 _BOOL: Final = re.compile(r"true|True|TRUE|false|False|FALSE")
-_INT: Final = re.compile(r"[-+]?[0-9]{1,400}")
-_INT_BASED: Final = re.compile(r"0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}")
+_INT: Final = re.compile(r"[-+]?[0-9]+")
+_INT_BASED: Final = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _FLOAT_SPECIAL: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
@@ -48,8 +51,10 @@ class Document:
     values: Mapping[KeyPath, FilePlace]
     keys: Mapping[KeyPath, FilePlace]
 
-    def place_of(self, path: KeyPath) -> FilePlace:
-        """Return the place of `path`, or of the nearest part around it that the file has."""
+    def place_of(self, path: KeyPath, *, key: bool = False) -> FilePlace:
+        """Return the place of `path` (of its key if `key`), or of the nearest part around it."""
+        if key and path in self.keys:
+            return self.keys[path]
         for end in range(len(path), -1, -1):
             place = self.values.get(path[:end])
             if place is not None:
@@ -217,7 +222,9 @@ def _is_merge(key: Node) -> bool:
 
 
 def resolve_scalar(text: str) -> Value:
-    """Give a plain scalar its type by YAML 1.2's core schema."""
+    """Give a plain scalar its type by YAML 1.2's core schema. Endless digits stay text."""
+    if len(text) > _LONGEST_NUMBER:
+        return text
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):

@@ -51,18 +51,18 @@ def _refuse_bool(value: object) -> object:
 
 _NoBool: Final = BeforeValidator(_refuse_bool)
 
-Port = Annotated[int, _NoBool, Field(ge=1, le=65535)]
-ListenPort = Annotated[int, _NoBool, Field(ge=0, le=65535)]
+Port = Annotated[int, Field(ge=1, le=65535), _NoBool]
+ListenPort = Annotated[int, Field(ge=0, le=65535), _NoBool]
 """0 lets the kernel choose, as for every server."""
-Count = Annotated[int, _NoBool, Field(ge=0, le=2**63 - 1)]
-PositiveCount = Annotated[int, _NoBool, Field(gt=0, le=2**63 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1), _NoBool]
+PositiveCount = Annotated[int, Field(gt=0, le=2**63 - 1), _NoBool]
 TokenCount = Count
 PositiveTokens = PositiveCount
-Duration = Annotated[float, _NoBool, Field(ge=0)]
+Duration = Annotated[float, Field(ge=0), _NoBool]
 """Seconds, or milliseconds where the key says so."""
-PositiveDuration = Annotated[float, _NoBool, Field(gt=0)]
-PositiveNumber = Annotated[float, _NoBool, Field(gt=0)]
-Ratio = Annotated[float, _NoBool, Field(ge=0, le=1)]
+PositiveDuration = Annotated[float, Field(gt=0), _NoBool]
+PositiveNumber = Annotated[float, Field(gt=0), _NoBool]
+Ratio = Annotated[float, Field(ge=0, le=1), _NoBool]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)]
 """A name of ours: it appears in headers, metric labels, paths and store keys."""
@@ -167,8 +167,12 @@ def _ports_are_sound(hosts: str) -> bool:
     return True
 
 
+def _read_store_url(value: object, context: ValidationInfo) -> object:
+    return read_secret(value, context) or ""
+
+
 StoreUrl = Annotated[
-    SecretStr, BeforeValidator(read_secret), AfterValidator(check_store_url), SECRET_SCHEMA
+    SecretStr, BeforeValidator(_read_store_url), AfterValidator(check_store_url), SECRET_SCHEMA
 ]
 
 

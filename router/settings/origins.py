@@ -62,9 +62,7 @@ class Origins:
         variable = self._variable_of(path)
         if variable is not None:
             return VariablePlace(variable)
-        if key and path in self.document.keys:
-            return self.document.keys[path]
-        return self.document.place_of(path)
+        return self.document.place_of(path, key=key)
 
     def overridden(self, path: KeyPath) -> bool:
         """Whether a variable replaced what the file says at `path`."""

@@ -24,7 +24,7 @@ from router.settings.fields import (
     Section,
     Text,
 )
-from router.settings.validation import Complaint, validate_value
+from router.settings.validation import UNKNOWN_KEY, Complaint, validate_value
 
 
 class ProfilePointSettings(Section):
@@ -74,7 +74,10 @@ def read_profile(path: Path, shown: str) -> ProfileFile:
     outcome = validate_value(ProfileFile, document.root, None)
     complaints: Iterable[Complaint]
     complaints = outcome if isinstance(outcome, list) else _check_points(outcome)
-    faults = [Fault(document.place_of(at), at, message) for at, message in complaints]
+    faults = [
+        Fault(document.place_of(at, key=said.startswith(UNKNOWN_KEY)), at, said)
+        for at, said in complaints
+    ]
     if faults or isinstance(outcome, list):
         raise SettingsError(faults)
     return outcome

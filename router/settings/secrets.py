@@ -88,7 +88,7 @@ def _read_key(value: object, context: ValidationInfo) -> object:
 
 
 def _read_optional_key(value: object, context: ValidationInfo) -> object:
-    return None if value in {"", None} else _read_key(value, context)
+    return None if value is None or value == "" else _read_key(value, context)
 
 
 SECRET_SCHEMA: Final = WithJsonSchema({"type": "string", "writeOnly": True})

@@ -32,15 +32,22 @@ def validate_value(
     try:
         return model.model_validate(value, context=around)
     except ValidationError as error:
-        return [_explain(model, value, detail) for detail in error.errors(include_url=False)]
+        details = error.errors(include_url=False)
+        return [_explain(model, value, item) for item in details if not _follows(item, details)]
+
+
+def _follows(detail: ErrorDetails, others: Sequence[ErrorDetails]) -> bool:
+    """Whether a list is only too short because pydantic left its faulty elements out."""
+    here = detail["loc"]
+    return detail["type"] == "too_short" and any(
+        len(other["loc"]) > len(here) and other["loc"][: len(here)] == here for other in others
+    )
 
 
 def suggest(word: str, known: Sequence[str]) -> str:
     """Return a closing phrase that helps with a misspelt word."""
-    close = get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean `{close[0]}`?"
-    return f"; known: {', '.join(known)}" if known else ""
+    others = f"; known: {', '.join(known)}" if known else ""
+    return _closest(word, known) or others
 
 
 def _explain(model: type[BaseModel], root: Value, detail: ErrorDetails) -> Complaint:
@@ -53,6 +60,12 @@ def _explain(model: type[BaseModel], root: Value, detail: ErrorDetails) -> Compl
         return path, UNKNOWN_KEY + suggest(str(path[-1]), _keys_of(section))
     if kind == "missing":
         return path, "is required"
+    if kind == "union_tag_not_found":
+        return (*path, "kind"), "is required"
+    if kind == "union_tag_invalid":
+        words = str(context["expected_tags"]).replace("'", "")
+        hint = _closest(str(context["tag"]), words.split(", "))
+        return (*path, "kind"), f"must be one of {words}{hint} (got {context['tag']!r})"
     message = _PHRASES.get(kind, _pydantic_words)(context, detail)
     return path, message + _got(field, kind, detail.get("input"))
 
@@ -168,10 +181,13 @@ def _pydantic_words(_context: Mapping[str, Any], detail: ErrorDetails) -> str:
 def _one_of(context: Mapping[str, Any], detail: ErrorDetails) -> str:
     expected = str(context["expected"]).replace("'", "").replace(" or ", ", ")
     given = detail.get("input")
-    words = expected.split(", ")
-    close = get_close_matches(given.lower(), words, n=1) if isinstance(given, str) else []
-    hint = f"; did you mean `{close[0]}`?" if close else ""
+    hint = _closest(given, expected.split(", ")) if isinstance(given, str) else ""
     return f"must be one of {expected}{hint}"
+
+
+def _closest(word: str, known: Sequence[str]) -> str:
+    close = get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 _Phrase = Callable[[Mapping[str, Any], "ErrorDetails"], str]
@@ -207,11 +223,6 @@ _PHRASES: Final[Mapping[str, _Phrase]] = {
     "too_short": _says("must have at least {min_length} element(s)"),
     "enum": _one_of,
     "literal_error": _one_of,
-    "union_tag_invalid": lambda context, _detail: (
-        f"kind must be one of {str(context['expected_tags']).replace(chr(39), '')}"
-        f" (got {context['tag']!r})"
-    ),
-    "union_tag_not_found": _says("needs a `kind`"),
     "date_from_datetime_parsing": _says("must be a date such as 2026-04-16"),
     "date_parsing": _says("must be a date such as 2026-04-16"),
     "date_type": _says("must be a date such as 2026-04-16"),

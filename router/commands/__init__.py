@@ -1,0 +1,1 @@
+"""What people type: each module registers its commands; `app` puts them together."""
