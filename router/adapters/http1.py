@@ -1,0 +1,505 @@
+"""One HTTP/1.1 connection to an engine: bytes in, one response at a time out.
+
+`Connection` is an `asyncio.Protocol` fed by the event loop; llhttp (httptools) parses. A response
+is an `Exchange`: it outlives its use of the connection, which is free for the next request as soon
+as the message has ended on the wire, however slowly its reader goes on reading.
+
+Where a body may end is decided here and nowhere else: at Content-Length, at the last chunk, or,
+with neither, at the end of the connection. Any other end is `UpstreamBroken`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import select
+import socket
+import termios
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from enum import Enum
+from fcntl import ioctl
+from typing import Final, cast
+
+import httptools
+
+from router.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
+from router.domain.units import Seconds
+from router.ports import EngineRequest, Headers
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Bound of a response head (and of trailers). nginx allows 8 KiB, aiohttp 8 KiB a line."""
+
+HIGH_WATER_BYTES: Final = 256 * 1024
+"""Unread bytes at which reading from the engine stops: four times asyncio's write buffer."""
+
+LOW_WATER_BYTES: Final = HIGH_WATER_BYTES // 4
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_FRAMING: Final = frozenset({b"host", b"content-length", b"connection", b"transfer-encoding"})
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
+_TARGET: Final = re.compile(rb"[\x21-\x7e]+")
+_METHOD: Final = re.compile(rb"[A-Z]+")
+_KEEP_ALIVE_TIMEOUT: Final = re.compile(rb"timeout=(\d+)")
+
+
+class NotProcessed(UpstreamBroken):
+    """The connection died and the engine provably has not seen the whole request."""
+
+
+class _Phase(Enum):
+    """What a connection is doing."""
+
+    IDLE = "idle"
+    HEAD = "awaiting a response head"
+    BODY = "receiving a body"
+    CLOSED = "closed"
+
+
+def encode_request(request: EngineRequest, authority: bytes, prefix: bytes) -> bytes:
+    """Return the bytes of a request.
+
+    Raises ValueError for anything that could change its framing or inject a field: these values
+    are ours or were checked before, so a bad one is a programming error.
+    """
+    method = request.method.encode("ascii")
+    target = prefix + request.path.encode("ascii")
+    if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
+        raise ValueError("malformed method or path")
+    lines = [method + b" " + target + b" HTTP/1.1", b"host: " + authority]
+    for name, value in request.headers:
+        if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
+            raise ValueError("a header field has characters that HTTP does not allow")
+        if name.lower() in _FRAMING:
+            raise ValueError(f"{name!r} belongs to the client of the connection")
+        lines.append(name + b": " + value)
+    if request.body or method in {b"POST", b"PUT", b"PATCH"}:
+        lines.append(b"content-length: %d" % len(request.body))
+    lines += (b"", request.body)
+    return b"\r\n".join(lines)
+
+
+class Exchange:
+    """A response as it arrives. Implements `router.ports.EngineResponse`."""
+
+    __slots__ = (
+        "_buffered",
+        "_cut",
+        "_error",
+        "_headers",
+        "_idle_timeout",
+        "_instance",
+        "_loop",
+        "_pieces",
+        "_resume",
+        "_waiter",
+        "complete",
+        "status",
+    )
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        loop: asyncio.AbstractEventLoop,
+        cut: Callable[[], None],
+        resume: Callable[[], None],
+    ) -> None:
+        self.status = 0
+        self.complete = False
+        self._instance = request.instance
+        self._idle_timeout = request.timeouts.idle
+        self._loop = loop
+        self._cut = cut
+        self._resume = resume
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._pieces: deque[bytes] = deque()
+        self._buffered = 0
+        self._error: UpstreamError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def headers(self) -> Headers:
+        """The response's header fields, hop-by-hop ones removed, names in lower case."""
+        return self._headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield body bytes as they arrive; what is already there comes as one piece.
+
+        Raises UpstreamBroken, UpstreamTimeout; leaving early cuts the connection.
+        """
+        try:
+            while True:
+                if self._pieces:
+                    yield self._take()
+                elif self.complete:
+                    return
+                else:
+                    await self._wait(self._idle_timeout)
+        finally:
+            self.cut()
+
+    async def read(self) -> bytes:
+        """Read the rest of the body whole. Raises as `chunks`."""
+        return b"".join([piece async for piece in self.chunks()])
+
+    async def aclose(self) -> None:
+        """Cut the connection when the body was not received to its end. Idempotent."""
+        self.cut()
+
+    def cut(self) -> None:
+        """Give up the response: nothing of it is of use any more."""
+        if not self.complete:
+            self.complete = True
+            self._cut()
+
+    async def wait_head(self, limit: Seconds) -> None:
+        """Wait for the response head, at most `limit` seconds (0: for ever)."""
+        while not self.status:
+            await self._wait(limit)
+
+    async def _wait(self, limit: Seconds) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(limit, self._expire, limit) if limit else None
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _expire(self, limit: Seconds) -> None:
+        message = f"the engine sent nothing for {limit:g} s"
+        self.fail(UpstreamTimeout(message, instance=self._instance, processed=True))
+
+    def _take(self) -> bytes:
+        piece = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        full = self._buffered > LOW_WATER_BYTES
+        self._buffered = 0
+        if full and not self.complete:
+            self._resume()
+        return piece
+
+    # -- called by the connection
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """The head is here."""
+        self.status = status
+        self._headers = headers
+        self._wake()
+
+    def receive(self, piece: bytes) -> bool:
+        """Take a piece of the body; True when the engine should be held back."""
+        self._pieces.append(piece)
+        self._buffered += len(piece)
+        self._wake()
+        return self._buffered > HIGH_WATER_BYTES
+
+    def finish(self) -> None:
+        """The body has ended as HTTP allows."""
+        self.complete = True
+        self._wake()
+
+    def fail(self, error: UpstreamError) -> None:
+        """The response will not be completed; what was received can still be read."""
+        if self._error is None and not self.complete:
+            self._error = error
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_exception(error)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Connection(asyncio.Protocol):
+    """A connection, used for one request after the other.
+
+    `released` is called when it can be used again, `closed` (once) when it is gone; the latter's
+    second argument tells whether the engine closed it while it was idle.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        released: Callable[[Connection], None],
+        closed: Callable[[Connection, bool], None],
+    ) -> None:
+        self._loop = loop
+        self._released = released
+        self._closed = closed
+        self._parser = httptools.HttpResponseParser(self)
+        self._phase = _Phase.IDLE
+        self._exchange: Exchange | None = None
+        self._instance = ""
+        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        self._head_only = False
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._until_eof = False
+        self._barren = 0
+        self._surplus = False
+        self.used = False
+        self.idle_since: Seconds = 0.0
+        self.keep_alive: Seconds | None = None
+
+    @property
+    def made(self) -> bool:
+        """Whether the connection was ever there: `closed` is then called for it."""
+        return self._socket is not None
+
+    def __repr__(self) -> str:
+        return f"<Connection {self._phase.value}{', used' if self.used else ''}>"
+
+    # -- for the pool
+
+    async def send(self, request: EngineRequest, wire: bytes) -> Exchange:
+        """Write an encoded request, wait for its response's head.
+
+        Raises NotProcessed, UpstreamBroken, UpstreamTimeout; cuts the connection on these and when
+        cancelled.
+        """
+        transport = self._transport
+        if transport is None or self._phase is not _Phase.IDLE:
+            raise NotProcessed("the connection is gone", instance=request.instance, processed=False)
+        exchange = Exchange(request, self._loop, self.cut, self._resume)
+        self._exchange = exchange
+        self._instance = request.instance
+        self._phase = _Phase.HEAD
+        self._head_only = request.method == "HEAD"
+        self._headers = []
+        self._barren = 0
+        transport.write(wire)
+        try:
+            await exchange.wait_head(request.timeouts.first_byte)
+        except BaseException:
+            exchange.cut()
+            raise
+        return exchange
+
+    def watch_peer(self, options: Sequence[tuple[str, int]]) -> None:
+        """Let the kernel find out that a silent peer is gone; options it does not know are left."""
+        if self._socket is None:
+            return
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options:
+            if (option := getattr(socket, name, None)) is not None:
+                self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def is_stale(self) -> bool:
+        """Whether the peer has closed an idle connection, or talked out of turn.
+
+        Asks the kernel: the event loop may not have told us yet. No idle HTTP/1.1 connection has
+        anything to read. Costs one system call.
+        """
+        if self._transport is None or self._socket is None or self._transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def cut(self) -> None:
+        """Close at once; nothing that is buffered is sent."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._gone(by_peer=False)
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        self._socket = transport.get_extra_info("socket")
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came."""
+        if not self._expects_bytes():
+            self.cut()  # it speaks unasked: whatever this is, it answers no request of ours
+            return
+        self._barren += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            # Behind a complete message it is only the connection that is of no use any more.
+            self._break("the engine does not speak HTTP/1.1")
+        else:
+            if self._barren > MAX_HEAD_BYTES:
+                self._break("the response head or trailer is too large")
+        if self._phase is _Phase.IDLE:
+            self._offer()
+
+    def _expects_bytes(self) -> bool:
+        return self._phase in {_Phase.HEAD, _Phase.BODY}
+
+    def eof_received(self) -> None:
+        """The peer will send no more."""
+        if self._phase is _Phase.BODY and self._until_eof:
+            self._complete(reusable=False)
+            return
+        self._lose("the engine closed the connection", unseen=self._is_unsent(acknowledged=True))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone, with an error or without."""
+        reason = "the connection was reset" if exc else "the engine closed the connection"
+        self._lose(reason, unseen=self._is_unsent(acknowledged=False))
+
+    # -- llhttp
+
+    def on_message_begin(self) -> None:
+        """A second message without a second request makes the connection useless."""
+        self._surplus = self._phase is not _Phase.HEAD
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a field of the head; trailers are dropped."""
+        if self._phase is _Phase.HEAD:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Hand over a final head; forget an informational one."""
+        exchange = self._exchange
+        status = self._parser.get_status_code()
+        if exchange is None or self._phase is not _Phase.HEAD:
+            return
+        headers, self._headers = self._headers, []
+        if status < 200:
+            return
+        self._barren = 0
+        self._phase = _Phase.BODY
+        self._until_eof = not _has_length(status, headers)
+        self.keep_alive = _read_keep_alive(headers)
+        exchange.begin(status, _end_to_end(headers))
+        if self._head_only:
+            self._complete(reusable=False)  # the parser would wait for a body
+
+    def on_body(self, body: bytes) -> None:
+        """Pass a piece of the body on; stop reading when too much of it is unread."""
+        if self._phase is not _Phase.BODY or self._exchange is None:
+            return
+        self._barren = 0
+        if self._exchange.receive(body) and self._transport is not None:
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """A message has ended; informational ones do not count."""
+        if self._phase is _Phase.BODY:
+            self._complete(reusable=self._parser.should_keep_alive())
+
+    # -- state
+
+    def _complete(self, *, reusable: bool) -> None:
+        """The response is whole: free the connection, or close it."""
+        exchange, self._exchange = self._exchange, None
+        transport = self._transport
+        if exchange is not None:
+            exchange.finish()
+        # An answer before the whole request was sent leaves a half request on the wire.
+        if not reusable or transport is None or transport.get_write_buffer_size():
+            self.cut()
+            return
+        self._phase = _Phase.IDLE
+        self.used = True
+        self.idle_since = self._loop.time()
+        self._surplus = False
+        self._resume()
+
+    def _offer(self) -> None:
+        """Offer itself for reuse, now that all that came with the response was looked at."""
+        if self._surplus:
+            self.cut()
+        else:
+            self._released(self)
+
+    def _resume(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def _break(self, message: str) -> None:
+        if self._exchange is not None:
+            self._exchange.fail(
+                UpstreamBroken(message, instance=self._instance, processed=True),
+            )
+        self.cut()
+
+    def _lose(self, message: str, *, unseen: bool) -> None:
+        """The peer has closed: decide what that means for a response that is under way."""
+        if self._phase is _Phase.HEAD and self._exchange is not None and unseen:
+            self._exchange.fail(NotProcessed(message, instance=self._instance, processed=False))
+        elif self._exchange is not None:
+            self._exchange.fail(UpstreamBroken(message, instance=self._instance, processed=True))
+        by_peer = self._phase is _Phase.IDLE
+        if self._transport is not None:
+            self._transport.abort()
+        self._gone(by_peer=by_peer)
+
+    def _gone(self, *, by_peer: bool) -> None:
+        if self._phase is _Phase.CLOSED:
+            return
+        if self._exchange is not None:
+            self._exchange.fail(
+                UpstreamBroken("the connection was cut", instance=self._instance, processed=True)
+            )
+        self._phase = _Phase.CLOSED
+        self._exchange = None
+        self._transport = None
+        self._closed(self, by_peer)
+
+    def _is_unsent(self, *, acknowledged: bool) -> bool:
+        """Whether a part of the request provably never reached the engine.
+
+        Bytes in our own buffer never left. At a FIN (`acknowledged`) the kernel's queue counts
+        too: a FIN acknowledges all that its sender had received, so what is unacknowledged then
+        came to a closed socket. A reset proves nothing of the kind.
+        """
+        transport = self._transport
+        if transport is None or self._socket is None or self._barren:
+            return False
+        if transport.get_write_buffer_size():
+            return True
+        if not acknowledged:
+            return False
+        try:
+            queued = ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            return False
+        return queued != bytes(4)
+
+
+def _has_length(status: int, headers: Headers) -> bool:
+    """Whether the body's end is marked by something else than the end of the connection."""
+    codings = b",".join(value for name, value in headers if name == b"transfer-encoding")
+    if codings:
+        return codings.rpartition(b",")[2].strip().lower() == b"chunked"
+    return status in {204, 304} or any(name == b"content-length" for name, _ in headers)
+
+
+def _read_keep_alive(headers: Headers) -> Seconds | None:
+    """Return how long the engine says that it keeps an idle connection."""
+    for name, value in headers:
+        if name == b"keep-alive" and (found := _KEEP_ALIVE_TIMEOUT.search(value)):
+            return float(found[1])
+    return None
+
+
+def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Drop hop-by-hop fields and those that Connection names (RFC 9110, 7.6.1)."""
+    dropped = _HOP_BY_HOP
+    named = b",".join(value for name, value in headers if name == b"connection")
+    if named:
+        dropped = dropped.union(token.strip().lower() for token in named.split(b","))
+    return [field for field in headers if field[0] not in dropped]

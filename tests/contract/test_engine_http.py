@@ -1,0 +1,108 @@
+"""The pooled HTTP/1.1 client, held to the contract of engine clients on both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from router.adapters.engine_http import HttpEngineClient
+from router.adapters.http1 import Connection, encode_request
+from router.domain.errors import UpstreamBroken, UpstreamUnreachable
+from tests.contract.engine_client_suite import EngineClientSuite, MakeClient, a_request, fetch
+from tests.fakes.scripted_engine import Hold, ScriptedEngine, answer
+
+CERTIFICATE = Path(__file__).parent.parent / "fakes" / "localhost.pem"
+
+
+@pytest.fixture
+def make_client() -> MakeClient:
+    return HttpEngineClient
+
+
+class TestHttpEngineClient(EngineClientSuite):
+    """Every claim of the suite, and what is this implementation's own."""
+
+    async def test_its_repr_shows_every_pool(
+        self, make_client: Callable[..., HttpEngineClient]
+    ) -> None:
+        """Active, idle, connecting and waiting are visible: debugging needs no debugger."""
+        client = make_client(max_connections=1)
+        async with ScriptedEngine([Hold()]) as engine:
+            waiting = asyncio.create_task(client.send(a_request(engine.url)))
+            await engine.received(1)
+            behind = asyncio.create_task(client.send(a_request(engine.url)))
+            await asyncio.sleep(0)
+            assert "1 active, 0 idle, 0 connecting, 1 waiting" in repr(client)
+            waiting.cancel()
+            behind.cancel()
+            await asyncio.gather(waiting, behind, return_exceptions=True)
+            assert "0 active, 0 idle, 0 connecting, 0 waiting" in repr(client)
+            engine.reply(answer(200, b""))
+            await fetch(client, a_request(engine.url))
+            assert "0 active, 1 idle" in repr(client)
+        await client.aclose()
+
+    async def test_idle_connections_are_swept(
+        self, make_client: Callable[..., HttpEngineClient]
+    ) -> None:
+        """Nothing is kept open for longer than the idle expiry."""
+        client = make_client(idle_expiry=0.05)
+        async with ScriptedEngine() as engine:
+            await fetch(client, a_request(engine.url))
+            await engine.peer_closed(engine.requests[0], within=1.0)
+        await client.aclose()
+
+    async def test_an_announced_keep_alive_time_is_kept(
+        self, make_client: Callable[..., HttpEngineClient]
+    ) -> None:
+        """An engine that says when it closes is not raced."""
+        client = make_client()
+        async with ScriptedEngine(answer(200, b"", [("keep-alive", "timeout=0")])) as engine:
+            await fetch(client, a_request(engine.url))
+            await fetch(client, a_request(engine.url))
+            assert engine.connections == 2
+        await client.aclose()
+
+    async def test_https_is_verified(self, make_client: Callable[..., HttpEngineClient]) -> None:
+        """A known certificate connects and keeps alive, an unknown one is unreachable."""
+        served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        served.load_cert_chain(CERTIFICATE)
+        async with ScriptedEngine(answer(200, b"tls"), tls=served) as engine:
+            url = engine.url.replace("127.0.0.1", "localhost")
+            client = make_client(tls=ssl.create_default_context(cafile=str(CERTIFICATE)))
+            for _ in range(3):
+                assert await fetch(client, a_request(url)) == b"tls"
+            await client.aclose()
+            stranger = make_client()
+            with pytest.raises(UpstreamUnreachable):
+                await stranger.send(a_request(url))
+            await stranger.aclose()
+
+    @pytest.mark.parametrize("seen", [False, True])
+    async def test_r15_tells_a_close_that_crossed_the_request(self, *, seen: bool) -> None:
+        """A FIN sent before the request came proves it unseen; one sent afterwards does not."""
+        loop = asyncio.get_running_loop()
+        connection = Connection(loop=loop, released=lambda _: None, closed=lambda *_: None)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            host, port = listener.getsockname()
+            await loop.create_connection(lambda: connection, host, port)
+            accepted, _ = listener.accept()
+            assert not connection.is_stale()
+            if not seen:
+                accepted.close()  # the event loop has had no turn to notice
+                assert connection.is_stale()
+            request = a_request(f"http://{host}:{port}")
+            wire = encode_request(request, b"engine", b"")
+            sending = asyncio.create_task(connection.send(request, wire))
+            if seen:
+                accepted.setblocking(False)
+                await loop.sock_recv(accepted, 65536)
+                accepted.close()
+            with pytest.raises(UpstreamBroken) as caught:
+                await sending
+        assert caught.value.processed is seen
