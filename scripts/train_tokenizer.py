@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - scripts are run, not imported
 """Train the small tokenizer that the stand-in engines speak: byte-level BPE, 4,096 ids.
 
 Run it from the repository's root: `python scripts/train_tokenizer.py [directory]`. The text is

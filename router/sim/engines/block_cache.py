@@ -239,6 +239,14 @@ class BlockCache:
         self._promised -= holding.promised
         holding.peak = holding.held = 0
 
+    def list_transferred(self, holding: Holding) -> list[list[int]]:
+        """Return, for each group, the blocks a decode engine would pull: of states the last one."""
+        chosen: list[list[int]] = []
+        for group_id, group in self._by_id.items():
+            blocks = [block for block in holding.tables[group_id] if block != NULL_BLOCK]
+            chosen.append(blocks[-1:] if group.kind is GroupKind.RECURRENT else blocks)
+        return chosen
+
     def reset(self) -> bool:
         """Forget the whole cache; False, and no change, while a request holds blocks."""
         if not self.pool.clear():

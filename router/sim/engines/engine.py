@@ -398,7 +398,7 @@ class Engine:
             request_id=request_id,
             host=host,
             port=port,
-            block_ids=[[block for block in table if block] for table in holding.tables],
+            block_ids=self.cache.list_transferred(holding),
             tokens=holding.prompt_tokens,
             cached_tokens=run.cached_tokens,
         )

@@ -1,4 +1,4 @@
-"""The small tokenizer that ships with the stand-in engines (made by `scripts/train_tokenizer.py`)."""
+"""The small tokenizer of the stand-in engines, made by `scripts/train_tokenizer.py`."""
 
 from __future__ import annotations
 
