@@ -2,18 +2,25 @@
 
 The relay (`router.service.relay`) owns the course of one request; these collaborators own the
 fleet, the counts and the metrics. All calls are synchronous and cheap unless marked `async`.
+
+    relay = Relay(client=…, planner=…, ledger=…, hook=…, connector=…, clock=…, settings=…)
+    async with await relay.run(request, decision) as response:
+        # response.status, response.headers, response.decision (the final one)
+        async for chunk in response.chunks(): …
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from router.domain.decision import Decision, NoRoute, Placement, Reason
 from router.domain.topology import Instance
 from router.domain.units import Bytes, Seconds, Tokens
+from router.ports import Headers, Timeouts
+from router.service.bodies import ClientBody
 
 
 class Leg(StrEnum):
@@ -69,6 +76,47 @@ class Usage:
     prompt_tokens: Tokens | None = None
     completion_tokens: Tokens | None = None
     cached_tokens: Tokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RelayRequest:
+    """One request that is to be answered.
+
+    `path` is the engine's path, with the client's query if it has one. `headers` are the client's,
+    names in lower case; only an allow-list of them goes on. `request_id` is the gateway's own and
+    unique per call (CASES R30); engines see it with the leg appended. `model` is the name under
+    which `Planner.resolve` knows what was asked for: the configured model behind an alias, or a
+    LoRA; answers show `body.model`. `received_at` is on the clock's monotonic scale.
+    """
+
+    path: str
+    body: ClientBody
+    headers: Headers = field(repr=False)
+    request_id: str
+    model: str
+    received_at: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """Bounds of a relayed request, in seconds and bytes.
+
+    A hand-off is good for `lease - lease_margin` after the prefill answered: vLLM's
+    `kv_lease_duration` is 30 s and the decode engine renews it. When a client leaves, a running
+    prefill gets `prefill_grace` to answer, and a hand-off `release_grace` to reach its decode
+    engine before that leg is aborted, so that its blocks are freed and not pinned for the lease;
+    both together stay under the two seconds in which everything must be gone (CASES R08, R10).
+    A non-stream answer of at most `whole_body_limit` is held whole, so that a broken one is a 502.
+    `decode_attempts` bounds the decode instances tried for one request.
+    """
+
+    timeouts: Timeouts = Timeouts()
+    lease: Seconds = 30.0
+    lease_margin: Seconds = 5.0
+    prefill_grace: Seconds = 1.0
+    release_grace: Seconds = 0.5
+    whole_body_limit: int = 16 * 1024 * 1024
+    decode_attempts: int = 3
 
 
 class Planner(Protocol):
