@@ -1,0 +1,145 @@
+"""Answers on their way to the client: what little of them is rewritten, and what is read off.
+
+Bytes are copied. Only an object that carries one of three things is written anew, and of it only
+those members: a `kv_transfer_params` that is not null (it names internal hosts), `cached_tokens`
+where a prefill leg knows better (CASES R28), `model` where the engine has another name for it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from router.domain.units import Tokens
+from router.service.bodies import json_text
+from router.service.relay_ports import Usage
+
+_NULL: Final = msgspec.Raw(b"null")
+_WRAPPERS: Final = ("response", "message")
+"""Members that hold the answer itself, in the events of Responses and Messages."""
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What to change in answers, besides hiding transfer parameters.
+
+    `cached_tokens` is what the prefill leg reported, None to leave the answer's own. `model` is
+    the client's name, None where the engine's is the same.
+    """
+
+    cached_tokens: Tokens | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """An answer's JSON text and what it says of usage."""
+
+    text: bytes
+    usage: Usage | None
+
+
+class Rewriter:
+    """Applies `Edits` to JSON texts. Keeps no state between them."""
+
+    def __init__(self, edits: Edits) -> None:
+        self._cached = edits.cached_tokens
+        self._model = None if edits.model is None else json_text(edits.model)
+        wanted = [b"kv_transfer_params", b"usage"] + ([b"model"] if self._model else [])
+        self._wanted = re.compile(rb'"(?:%s)"' % b"|".join(wanted))
+
+    def rewrite(self, text: bytes) -> Rewritten:
+        """Return `text`: itself, unless it is an object that needs a change.
+
+        Most events of a stream cost one search; the others are decoded one level deep.
+        """
+        if self._wanted.search(text) is None:
+            return Rewritten(text, None)
+        try:
+            members = _OBJECT.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return Rewritten(text, None)
+        changes, usage = self._edit(members)
+        for name in _WRAPPERS:
+            if (inner := _read_object(members.get(name))) is None:
+                continue
+            inner_changes, inner_usage = self._edit(inner)
+            usage = usage or inner_usage
+            if inner_changes:
+                changes[name] = _ENCODER.encode(inner | _raw(inner_changes))
+        if changes:
+            text = _ENCODER.encode(members | _raw(changes))
+        return Rewritten(text, usage)
+
+    def _edit(self, members: dict[str, msgspec.Raw]) -> tuple[dict[str, bytes], Usage | None]:
+        """Return the changes that an object needs, and its usage."""
+        changes: dict[str, bytes] = {}
+        if bytes(members.get("kv_transfer_params", _NULL)) != b"null":
+            changes["kv_transfer_params"] = b"null"
+        if self._model is not None and "model" in members:
+            changes["model"] = self._model
+        if (usage := _read_object(members.get("usage"))) is None:
+            return changes, None
+        if edited := _edit_usage(usage, self._cached):
+            usage |= _raw(edited)
+            changes["usage"] = _ENCODER.encode(usage)
+        return changes, _read_usage(usage)
+
+
+def _raw(changes: dict[str, bytes]) -> dict[str, msgspec.Raw]:
+    return {name: msgspec.Raw(value) for name, value in changes.items()}
+
+
+def _read_object(raw: msgspec.Raw | None) -> dict[str, msgspec.Raw] | None:
+    """Decode a member that is an object; None for anything else."""
+    if raw is None or not bytes(raw).startswith(b"{"):
+        return None
+    return _OBJECT.decode(raw)
+
+
+def _edit_usage(usage: dict[str, msgspec.Raw], cached: Tokens | None) -> dict[str, bytes]:
+    """Return the changes that make a usage object tell the prefill leg's cached tokens.
+
+    Never more than the prompt's own tokens; where the engine tells none, none are added.
+    """
+    if cached is None:
+        return {}
+    total = _read_count(usage, "prompt_tokens", "input_tokens")
+    told = b"%d" % (cached if total is None else min(cached, total))
+    changes: dict[str, bytes] = {}
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = _read_object(usage.get(name))
+        if details is not None and _read_count(details, "cached_tokens") is not None:
+            changes[name] = _ENCODER.encode(details | _raw({"cached_tokens": told}))
+    if _read_count(usage, "cache_read_input_tokens") is not None:
+        changes["cache_read_input_tokens"] = told
+    return changes
+
+
+def _read_usage(usage: dict[str, msgspec.Raw]) -> Usage:
+    details = _read_object(usage.get("prompt_tokens_details")) or _read_object(
+        usage.get("input_tokens_details")
+    )
+    cached = _read_count(details or {}, "cached_tokens")
+    if cached is None:
+        cached = _read_count(usage, "cache_read_input_tokens")
+    return Usage(
+        prompt_tokens=_read_count(usage, "prompt_tokens", "input_tokens"),
+        completion_tokens=_read_count(usage, "completion_tokens", "output_tokens"),
+        cached_tokens=cached,
+    )
+
+
+def _read_count(members: dict[str, msgspec.Raw], *names: str) -> Tokens | None:
+    """Return the first of the named members that is a count."""
+    for name in names:
+        text = bytes(members.get(name, _NULL))
+        if text.isdigit():
+            return int(text)
+    return None
