@@ -296,15 +296,15 @@ def _read_prompts(
     prompt = body.get("prompt")
     special = body.get("add_special_tokens") is not False
     items: list[object] = prompt if isinstance(prompt, list) else [prompt]
-    if items and all(type(token) is int for token in items):
-        items = [items]
+    if isinstance(prompt, list) and _are_integers(prompt):
+        return [prompt], [tokenizer.decode(prompt) if body.get("echo") is True else ""]
     ids: list[list[int]] = []
     texts: list[str] = []
     for item in items:
         if isinstance(item, str) and item:
             ids.append(tokenizer.encode(item, add_special_tokens=special))
             texts.append(item)
-        elif isinstance(item, list) and all(type(token) is int for token in item):
+        elif isinstance(item, list) and _are_integers(item):
             ids.append(item)
             texts.append(tokenizer.decode(item) if body.get("echo") is True else "")
         else:
@@ -323,7 +323,7 @@ def _given_ids(body: Body) -> list[int] | None:
     ids = params.get("prompt_token_ids") if isinstance(params, dict) else None
     if ids is None or body.get("echo") is True:
         return None
-    if not isinstance(ids, list) or not ids or any(type(i) is not int or i < 0 for i in ids):
+    if not isinstance(ids, list) or not _are_integers(ids) or min(ids) < 0:
         name = "kv_transfer_params.prompt_token_ids"
         raise RequestError(
             "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative "
@@ -331,6 +331,11 @@ def _given_ids(body: Body) -> list[int] | None:
             param=name,
         )
     return ids
+
+
+def _are_integers(items: list[object]) -> bool:
+    """Tell whether `items` are integers and not empty; without a Python step for each of them."""
+    return set(map(type, items)) == {int}
 
 
 def _integer(body: Body, name: str, default: int) -> int:

@@ -1,0 +1,1 @@
+"""Trace replay, the pure parts: reading traces, writing prompts, counting results."""
