@@ -32,6 +32,17 @@ class ChatTemplateError(TokenizerError):
     """The chat cannot be rendered: no template, or one that refuses these messages."""
 
 
+_TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What running a template's expressions can raise."""
+
+
 class HfTokenizer:
     """One model's tokenizer and chat template. Immutable, and safe to share between threads."""
 
@@ -118,7 +129,7 @@ class HfTokenizer:
         }
         try:
             text = self._template.render(names)
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+        except _TEMPLATE_FAILURES as error:
             raise ChatTemplateError(str(error)) from error
         return _end_at_content(text, flat) if continue_final_message else text
 

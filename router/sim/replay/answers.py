@@ -27,7 +27,7 @@ class _Usage(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: object = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class _Line(msgspec.Struct):
     timestamp: Annotated[float, msgspec.Meta(ge=0)]
     input_length: Annotated[int, msgspec.Meta(ge=1)]
     output_length: Annotated[int, msgspec.Meta(ge=0)]
-    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=2**63)]]
+    hash_ids: list[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]]
 
 
 def parse_trace(lines: Iterable[bytes]) -> Iterator[TraceRequest]:
