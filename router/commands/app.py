@@ -11,17 +11,15 @@ from typing import Annotated, Final
 import typer
 from typer.exceptions import TyperException
 
-from router.commands import config, ctl, explain
-from router.commands.output import FAILED, UNUSABLE, CommandFailed, print_fault
+from router.commands import config, ctl, explain, replay
+from router.commands.output import FAILED, INTERRUPTED, UNUSABLE, CommandFailed, print_fault
 from router.settings import SettingsError
-
-INTERRUPTED: Final = 130
-"""What shells report for a process that Ctrl-C ended."""
 
 REGISTRATIONS: Final[tuple[Callable[[typer.Typer], None], ...]] = (
     config.register,
     ctl.register,
     explain.register,
+    replay.register,
 )
 """Every module of this package that adds commands."""
 

@@ -19,6 +19,9 @@ FAILED: Final = 1
 UNUSABLE: Final = 2
 """The arguments or the configuration cannot be used."""
 
+INTERRUPTED: Final = 130
+"""What shells report for a process that Ctrl-C ended."""
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

@@ -1,0 +1,80 @@
+"""`prfaas serve`: the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from router.commands.logs import LogLevel, configure_logs
+from router.commands.output import CommandFailed, Unusable, print_fault
+from router.compose.gateway import build_gateway
+from router.compose.models import CompositionError
+from router.compose.running import Listening, run_gateway
+from router.settings import Settings, load
+
+
+def register(app: typer.Typer) -> None:
+    """Add `serve`."""
+    app.command("serve")(serve)
+
+
+def serve(
+    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The configuration.")],
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the port.")] = 1,
+    log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = LogLevel.INFO,
+) -> None:
+    """Run the gateway until SIGTERM or Ctrl-C.
+
+    SIGTERM drains: /ready says 503, requests are served on for drain.delay_seconds, and streams may
+    finish within drain.grace_seconds.
+    """
+    loaded = load(config, os.environ)
+    if workers > 1:
+        raise Unusable(_explain_workers(loaded.settings, workers))
+    configure_logs(log_level)
+    try:
+        gateway = build_gateway(loaded)
+    except CompositionError as error:
+        raise CommandFailed(f"{config}: {error}", code=2) from error
+    listening = _listening(loaded.settings, host, port)
+    try:
+        uvloop.run(
+            run_gateway(
+                gateway, listening, announce=lambda url: print_fault(f"prfaas gateway on {url}")
+            )
+        )
+    except OSError as error:
+        raise CommandFailed(
+            f"cannot listen on {listening.host}:{listening.port}: {error}"
+        ) from error
+    except asyncio.CancelledError:
+        return
+
+
+def _explain_workers(settings: Settings, workers: int) -> str:
+    if settings.store.embedded:
+        return (
+            f"--workers {workers} needs a store that workers share: set store.url to Redis"
+            " (redis://…); memory:// lives in one process"
+        )
+    return f"--workers {workers}: this gateway runs one process"
+
+
+def _listening(settings: Settings, host: str | None, port: int | None) -> Listening:
+    server = settings.server
+    return Listening(
+        host=server.host if host is None else host,
+        port=server.port if port is None else port,
+        admin_port=settings.admin.port,
+        drain_delay=settings.drain.delay_seconds,
+        drain_grace=settings.drain.grace_seconds,
+    )
