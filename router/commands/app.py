@@ -11,11 +11,14 @@ from typing import Annotated, Final
 import typer
 from typer.exceptions import TyperException
 
-from router.commands import config, ctl, explain, replay
+from router.commands import config, ctl, demo, engines, explain, replay, serve
 from router.commands.output import FAILED, INTERRUPTED, UNUSABLE, CommandFailed, print_fault
 from router.settings import SettingsError
 
 REGISTRATIONS: Final[tuple[Callable[[typer.Typer], None], ...]] = (
+    serve.register,
+    demo.register,
+    engines.register,
     config.register,
     ctl.register,
     explain.register,
@@ -80,13 +83,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _explain_usage(error: TyperException) -> int:
     """Show help where nothing was asked, else one line: what was wrong and where to look."""
-    message = " ".join(error.format_message().split()) if error.message else ""
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+    if type(error).__name__ == "NoArgsIsHelpError":
         print(error.message)
         return UNUSABLE
     path = context.command_path if context is not None else "prfaas"
-    print_fault(f"prfaas: {message} (see `{path} --help`)")
+    print_fault(f"prfaas: {' '.join(error.format_message().split())} (see `{path} --help`)")
     return UNUSABLE
 
 

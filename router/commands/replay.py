@@ -234,7 +234,7 @@ async def find_model(gateway: Gateway, client: EngineClient) -> str:
 
 @contextmanager
 def _write_records(path: Path) -> Iterator[Callable[[Outcome], None]]:
-    """Write each outcome as one JSON line."""
+    """Write each outcome as one JSON line, readable as soon as it is known."""
     try:
         stream = path.open("wb")
     except OSError as error:
@@ -243,6 +243,7 @@ def _write_records(path: Path) -> Iterator[Callable[[Outcome], None]]:
 
         def write(outcome: Outcome) -> None:
             stream.write(msgspec.json.encode(dataclasses.asdict(outcome)) + b"\n")
+            stream.flush()
 
         yield write
 
