@@ -15,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvmeta.types import SourceReport, SourceState
+from kvmeta.types import SourceId, SourceReport, SourceState
 from router.control.links import (
     fresh_telemetry,
     is_up,
@@ -60,7 +60,7 @@ class LiveState:
 
 
 class PrometheusMetrics:
-    """Implements the decision, relay and request hooks; renders the exposition."""
+    """Implements the decision, relay, request and ingest hooks; renders the exposition."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -199,13 +199,19 @@ class PrometheusMetrics:
 
     # -- the index ---------------------------------------------------------------------------
 
-    def events_applied(self, kind: str, count: int) -> None:
+    def events_applied(self, source: SourceId, kind: str, count: int) -> None:  # noqa: ARG002 - part of the hook
         """Count KV events applied."""
         self._events.labels(kind).inc(count)
 
-    def event_failed(self, cause: str, count: int = 1) -> None:
-        """Count KV events that could not be applied."""
-        self._event_errors.labels(cause).inc(count)
+    def error(self, source: SourceId, cause: str) -> None:  # noqa: ARG002 - part of the hook
+        """Count a KV event that could not be applied, or was lost."""
+        self._event_errors.labels(cause).inc()
+
+    def state_changed(self, source: SourceId, state: SourceState) -> None:
+        """Told of new epochs; the state itself is a gauge."""
+
+    def lag(self, source: SourceId, seconds: float) -> None:
+        """Told of an event's age; hosts' clocks differ, so it is not exported."""
 
     # -- exposition --------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from router.service.fleet import EngineReading
 from router.service.probing import ProbeOutcome
 
 _SAMPLE = re.compile(
-    r"^(?P<name>vllm:[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[^ ]+)", re.MULTILINE
+    r"^(?P<name>vllm:[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)", re.MULTILINE
 )
 _BY_REASON = "vllm:num_requests_waiting_by_reason"
 _WANTED = frozenset(

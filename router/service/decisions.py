@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from router.domain.decision import Decision, LinkView, Placement, Snapshot
@@ -63,15 +63,14 @@ class DecisionLog:
         """Keep a decision; the oldest one goes when the log is full."""
         self._records.append(record)
 
-    def amend(self, request_id: str, decision: Decision) -> None:
-        """Replace the decision of a request that was re-planned after the fact."""
+    def amend(self, record: DecisionRecord, decision: Decision) -> DecisionRecord:
+        """Replace the decision of a request that was planned again after the fact."""
+        amended = replace(record, decision=decision)
         for position in range(len(self._records) - 1, -1, -1):
-            record = self._records[position]
-            if record.request_id == request_id:
-                self._records[position] = DecisionRecord(
-                    request_id, record.at, record.snapshot, decision
-                )
-                return
+            if self._records[position] is record:
+                self._records[position] = amended
+                break
+        return amended
 
     def latest(
         self, *, limit: int = 100, route: str | None = None, reason: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -24,16 +24,20 @@ class TokenizerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One configured model. `profiles` are by kind of pool; a kind without one is unprofiled."""
+    """One configured model.
+
+    `loras` maps its adapters' names to the engines' names of them. `profiles` are by kind of pool;
+    a kind without one is unprofiled.
+    """
 
     name: str
     layout: CacheLayout
     served_name: str
     aliases: frozenset[str] = frozenset()
-    loras: frozenset[str] = frozenset()
+    loras: Mapping[str, str] = field(default_factory=dict)
     tokenizer: TokenizerKind = TokenizerKind.ENGINE
     bytes_per_token: float = 4.0
-    profiles: dict[ClusterKind, Profile] = field(default_factory=dict)
+    profiles: Mapping[ClusterKind, Profile] = field(default_factory=dict)
     kv_rate_limit: BytesPerSecond | None = None
     decode_slots: int | None = None
 
@@ -61,7 +65,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """What a client's model name stands for: a model and perhaps one of its adapters."""
+    """What a client's model name stands for: a model and perhaps an adapter, by its engine name."""
 
     asked: str
     model: ServedModel
@@ -77,8 +81,8 @@ class ModelCatalog:
         for model in self._models:
             for name in (model.name, *sorted(model.aliases)):
                 self._names[name] = NamedModel(name, model)
-            for lora in sorted(model.loras):
-                self._names[lora] = NamedModel(lora, model, lora)
+            for lora, served in sorted(model.loras.items()):
+                self._names[lora] = NamedModel(lora, model, served)
 
     @property
     def models(self) -> tuple[ServedModel, ...]:

@@ -54,14 +54,22 @@ class Supposition:
     cached: Mapping[str, Tokens | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Routed:
-    """A request with its decision, and what is needed to decide it again."""
+    """A request with its decision, and what is needed to decide it again.
+
+    `record` is the latest word: planning again replaces it.
+    """
 
     ask: Ask
     request: RequestView
     beliefs: Beliefs
-    decision: Decision
+    record: DecisionRecord
+
+    @property
+    def decision(self) -> Decision:
+        """Where the request runs now."""
+        return self.record.decision
 
 
 class DecisionHook(Protocol):
@@ -138,8 +146,8 @@ class Routing:
         )
         if isinstance(decision, NoRoute):
             raise NobodyAlive(f"no live instance can decode {ask.named.asked!r} now")
-        self._remember(ask.request_id, snapshot, decision)
-        return Routed(ask, request, beliefs, decision)
+        record = self._remember(ask.request_id, snapshot, decision)
+        return Routed(ask, request, beliefs, record)
 
     def replan_local(
         self, routed: Routed, reason: Reason, excluded: frozenset[str]
@@ -147,16 +155,12 @@ class Routing:
         """Decide a request again, locally, on the fleet as it is now without the `excluded`."""
         snapshot = without(self._rebuild(routed), excluded)
         decision = decide_local(snapshot, reason)
-        if isinstance(decision, Decision):
-            self._log.amend(routed.ask.request_id, decision)
-        return decision
+        return self._amend(routed, decision)
 
     def replan_decode(self, routed: Routed, excluded: frozenset[str]) -> Decision | NoRoute:
         """Decide a request again without the `excluded`, by the rule."""
         decision = decide(without(self._rebuild(routed), excluded))
-        if isinstance(decision, Decision):
-            self._log.amend(routed.ask.request_id, decision)
-        return decision
+        return self._amend(routed, decision)
 
     async def explain(self, ask: Ask, what_if: WhatIf) -> DecisionRecord:
         """Decide a request on live state without following, counting or logging it.
@@ -220,7 +224,12 @@ class Routing:
     def _rebuild(self, routed: Routed) -> Snapshot:
         return self._builder.build(routed.ask.named.model, routed.request, routed.beliefs)
 
-    def _remember(self, request_id: str, snapshot: Snapshot, decision: Decision) -> None:
+    def _amend(self, routed: Routed, decision: Decision | NoRoute) -> Decision | NoRoute:
+        if isinstance(decision, Decision):
+            routed.record = self._log.amend(routed.record, decision)
+        return decision
+
+    def _remember(self, request_id: str, snapshot: Snapshot, decision: Decision) -> DecisionRecord:
         remote = decision.route is Route.PRFAAS
         self._lengths.note(
             computed=decision.compute_uncached_tokens,
@@ -229,6 +238,7 @@ class Routing:
         record = DecisionRecord(request_id, self._clock.now(), snapshot, decision)
         self._log.add(record)
         self._hook.decided(record)
+        return record
 
 
 def _view_request(ask: Ask, counted: Counted) -> RequestView:

@@ -82,4 +82,3 @@ class TenantBook:
             else hmac.digest(self._secret, tenant.name.encode(), "sha256")
         )
         return hmac.new(key, (asked or "").encode(), "sha256").hexdigest()
-

@@ -1,0 +1,50 @@
+"""Keeps the embedded index listening to the fleet: instances to sources of KV events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvmeta.ingest.service import KvIngest
+from kvmeta.ingest.subscriber import SourceSpec
+from kvmeta.types import CacheLayout, SourceId
+from router.domain.topology import Instance
+
+
+class IngestFeed:
+    """Implements `EventFeed` over `KvIngest`."""
+
+    def __init__(self, ingest: KvIngest, layout_of: Callable[[Instance], CacheLayout]) -> None:
+        """`layout_of` tells how the blocks of an instance's model are named and reused."""
+        self._ingest = ingest
+        self._layout_of = layout_of
+
+    async def follow(self, instance: Instance) -> None:
+        """Start to ingest every rank of an instance; does nothing for one without events."""
+        if instance.kv_events is None:
+            return
+        for rank in range(instance.ranks):
+            await self._ingest.add(
+                SourceSpec(
+                    source=SourceId(instance.name, rank),
+                    layout=self._layout_of(instance),
+                    events_endpoint=offset_port(instance.kv_events, rank),
+                    replay_endpoint=None
+                    if instance.kv_replay is None
+                    else offset_port(instance.kv_replay, rank),
+                )
+            )
+
+    async def forget(self, instance: str) -> None:
+        """Stop, and drop all that the index holds of an instance."""
+        await self._ingest.remove(instance)
+
+
+def offset_port(endpoint: str, rank: int) -> str:
+    """Return the endpoint of a data-parallel rank: its port is the first rank's plus the rank.
+
+    As `offset_endpoint_port` in vLLM's distributed/kv_events.py; other transports have one rank.
+    """
+    if rank == 0:
+        return endpoint
+    base, _, port = endpoint.rpartition(":")
+    return f"{base}:{int(port) + rank}"

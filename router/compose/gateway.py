@@ -1,0 +1,346 @@
+"""Puts one gateway together: the embedded index, the fleet, the rule, the relay, HTTP in front."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from kvmeta.backends.memory import MemoryIndex
+from kvmeta.ingest.service import KvIngest
+from router.adapters.clocks import SystemClock
+from router.adapters.engine_http import HttpEngineClient
+from router.adapters.event_feed import IngestFeed
+from router.adapters.metrics import LiveState, PrometheusMetrics
+from router.adapters.probes import HttpProbe
+from router.compose.models import (
+    CompositionError,
+    build_admin_keys,
+    build_catalog,
+    build_tenants,
+    layouts_by_instance,
+    load_tokenizers,
+)
+from router.control.health import BreakerRules, ProbeRules
+from router.control.links import BandwidthMode, RegimeBounds
+from router.domain.errors import NotFound
+from router.domain.topology import ClusterKind, Role
+from router.gateway.admin import AdminRoom, build_admin
+from router.gateway.dispatch import Application, Dispatcher
+from router.gateway.front import (
+    FrontRoom,
+    build_application,
+    build_health,
+    build_metrics,
+    build_models,
+)
+from router.gateway.openai import OpenAiRules, OpenAiSurface
+from router.ports import Timeouts
+from router.service.connectors import Connector, find_connector, third_party_connectors
+from router.service.counting import EngineCounter, PromptCounter
+from router.service.decisions import DecisionLog
+from router.service.fleet import Fleet, FleetRules
+from router.service.links import LinkBoard
+from router.service.membership import Membership
+from router.service.models import ModelCatalog
+from router.service.operator import Operator, ThresholdRules
+from router.service.plans import RequestLedger, RequestPlanner
+from router.service.probing import Prober
+from router.service.relay import Relay
+from router.service.relay_ports import RelaySettings
+from router.service.routing import Routed, Routing, RoutingRules
+from router.service.snapshots import OperatingLengths, PolicyRules, SnapshotBuilder
+from router.service.state import StateReport
+from router.service.tenants import TenantBook
+from router.settings import Loaded, Settings, build_topology, parse_instance
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The state of one gateway, and what is shared by everything that works on it."""
+
+    settings: Settings
+    clock: SystemClock
+    metrics: PrometheusMetrics
+    catalog: ModelCatalog
+    connector: Connector
+    fleet: Fleet
+    links: LinkBoard
+    operator: Operator
+    index: MemoryIndex
+    tenants: TenantBook
+    log: DecisionLog
+    engines: HttpEngineClient
+    draining: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """One gateway, ready to run. `admin` has its own listener where the configuration says so."""
+
+    application: Application
+    admin: Application | None
+    core: Core
+    feed: IngestFeed
+    ingest: KvIngest
+    membership: Membership
+
+    def start_draining(self) -> None:
+        """Answer 503 on `/ready` from now on; requests are still served."""
+        self.core.draining.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Probe, ingest and keep connections for the time of the block.
+
+        When it begins every instance was probed once.
+        """
+        probe = self.core.settings.upstream.probe
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.core.engines.aclose)
+            client = await stack.enter_async_context(
+                httpx.AsyncClient(timeout=probe.timeout_seconds, trust_env=False)
+            )
+            prober = Prober(
+                self.core.fleet,
+                HttpProbe(client),
+                clock=self.core.clock,
+                interval=probe.interval_seconds,
+            )
+            for instance in self.membership.instances:
+                await self.feed.follow(instance)
+            await prober.probe_all()
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            background = [
+                tasks.create_task(self.ingest.run()),
+                tasks.create_task(prober.run()),
+            ]
+            try:
+                yield
+            finally:
+                for task in background:
+                    task.cancel()
+
+
+def build_gateway(loaded: Loaded) -> Gateway:
+    """Return the gateway of a configuration. Raises CompositionError."""
+    core = _build_core(loaded)
+    settings = loaded.settings
+    routing = _build_routing(core)
+    ingest = KvIngest(
+        core.index,
+        probe_interval_seconds=settings.kvmeta.probe_interval_seconds,
+        max_age_seconds=settings.kvmeta.max_age_seconds,
+        hook=core.metrics,
+    )
+    feed = IngestFeed(ingest, layouts_by_instance(settings))
+    membership = Membership(core.fleet, feed)
+    core.metrics.watch(LiveState(core.fleet, core.links, core.operator, core.catalog, core.clock))
+    application, admin = _build_applications(core, routing, membership)
+    return Gateway(application, admin, core, feed, ingest, membership)
+
+
+def _build_core(loaded: Loaded) -> Core:
+    settings = loaded.settings
+    if not settings.store.embedded:
+        raise CompositionError("store.url: this gateway keeps its state in memory:// only")
+    if settings.kvmeta.ingest == "external":
+        raise CompositionError("kvmeta.ingest: external needs a store that processes share")
+    clock = SystemClock()
+    topology = build_topology(settings)
+    threshold = settings.scheduler.threshold
+    return Core(
+        settings=settings,
+        clock=clock,
+        metrics=PrometheusMetrics(),
+        catalog=build_catalog(loaded),
+        connector=_choose_connector(settings),
+        fleet=Fleet(
+            topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings)
+        ),
+        links=LinkBoard(
+            topology.links,
+            clock=clock,
+            bounds=RegimeBounds(
+                settings.scheduler.bandwidth.scarce_above,
+                settings.scheduler.bandwidth.abundant_below,
+            ),
+            budget=settings.scheduler.link_budget_seconds,
+            mode=BandwidthMode(settings.scheduler.bandwidth.mode),
+        ),
+        operator=Operator(
+            ThresholdRules(
+                threshold.mode, threshold.tokens, threshold.min_tokens, threshold.max_tokens
+            ),
+            clock=clock,
+        ),
+        index=MemoryIndex(
+            clock=clock.monotonic,
+            max_blocks_per_source=settings.kvmeta.max_blocks_per_source,
+            max_blocks_total=settings.kvmeta.max_blocks_total,
+        ),
+        tenants=TenantBook(build_tenants(settings), secret=secrets.token_bytes(32)),
+        log=DecisionLog(),
+        engines=HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance),
+        draining=asyncio.Event(),
+    )
+
+
+def _choose_connector(settings: Settings) -> Connector:
+    try:
+        return find_connector(settings.transfer.connector, third_party_connectors())
+    except NotFound as error:
+        raise CompositionError(f"transfer.connector: {error}") from error
+
+
+def _fleet_rules(settings: Settings) -> FleetRules:
+    probe, breaker = settings.upstream.probe, settings.upstream.breaker
+    return FleetRules(
+        probe=ProbeRules(probe.failures, probe.successes),
+        breaker=BreakerRules(breaker.failures, breaker.window_seconds, breaker.cooldown_seconds),
+        signal_max_age=settings.scheduler.signal_max_age_seconds,
+    )
+
+
+def _build_routing(core: Core) -> Routing:
+    settings = core.settings
+    lengths = OperatingLengths()
+    decision_timeout = settings.scheduler.decision_timeout_ms / 1000
+    return Routing(
+        counter=PromptCounter(
+            EngineCounter(core.engines, core.fleet, timeout=decision_timeout),
+            load_tokenizers(settings),
+        ),
+        index=core.index,
+        builder=SnapshotBuilder(
+            fleet=core.fleet,
+            links=core.links,
+            operator=core.operator,
+            rules=PolicyRules(
+                on_unknown=settings.scheduler.on_unknown_metadata,
+                remote_queue_limit=settings.scheduler.remote_queue_limit,
+                ships_prefix=core.connector.ships_prefix,
+            ),
+            lengths=lengths,
+        ),
+        lengths=lengths,
+        log=core.log,
+        hook=core.metrics,
+        clock=core.clock,
+        rules=RoutingRules(
+            decision_timeout=decision_timeout,
+            lookup_timeout=settings.kvmeta.lookup_timeout_ms / 1000,
+        ),
+        truncation={
+            model.name: core.connector.prefill_truncation(model.layout)
+            for model in core.catalog.models
+        },
+    )
+
+
+def _build_applications(
+    core: Core, routing: Routing, membership: Membership
+) -> tuple[Application, Application | None]:
+    """Return the clients' application, and the operators' where it has its own listener."""
+    settings = core.settings
+    front = FrontRoom(
+        catalog=core.catalog,
+        tenants=core.tenants,
+        is_ready=lambda: not core.draining.is_set() and can_serve(core.fleet),
+        render_metrics=lambda: _render_metrics(core),
+        started_at=int(core.clock.now().timestamp()),
+    )
+    surface = OpenAiSurface(
+        routing=routing,
+        make_relay=lambda routed: _make_relay(core, routing, routed),
+        tenants=core.tenants,
+        catalog=core.catalog,
+        hook=core.metrics,
+        clock=core.clock,
+        new_id=_new_id,
+        rules=OpenAiRules(
+            max_body_bytes=settings.server.max_body_bytes,
+            expose_routing_headers=settings.server.expose_routing_headers,
+        ),
+    )
+    public = build_application(title="PrfaaS router")
+    public.include_router(build_health(front))
+    public.include_router(build_models(front))
+    private = public
+    if settings.admin.port is not None:
+        private = build_application(title="PrfaaS router, administration")
+        private.include_router(build_health(front))
+    private.include_router(build_metrics(front))
+    private.include_router(build_admin(_admin_room(core, routing, membership)))
+    return Dispatcher(surface.endpoints(), public), None if private is public else private
+
+
+def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRoom:
+    return AdminRoom(
+        keys=build_admin_keys(core.settings),
+        fleet=core.fleet,
+        membership=membership,
+        links=core.links,
+        operator=core.operator,
+        routing=routing,
+        tenants=core.tenants,
+        catalog=core.catalog,
+        log=core.log,
+        report=StateReport(
+            fleet=core.fleet,
+            links=core.links,
+            operator=core.operator,
+            catalog=core.catalog,
+            index=core.index,
+            clock=core.clock,
+            store="memory",
+        ),
+        clock=core.clock,
+        parse_instance=lambda document: parse_instance(document, core.settings),
+        new_request_id=_new_id,
+    )
+
+
+def _make_relay(core: Core, routing: Routing, routed: Routed) -> Relay:
+    upstream, transfer = core.settings.upstream, core.settings.transfer
+    return Relay(
+        client=core.engines,
+        planner=RequestPlanner(routing, core.fleet, routed),
+        ledger=RequestLedger(core.fleet, core.links, routed.ask.named.model),
+        hook=core.metrics,
+        connector=core.connector,
+        clock=core.clock,
+        settings=RelaySettings(
+            timeouts=Timeouts(
+                upstream.connect_timeout_seconds,
+                upstream.first_byte_timeout_seconds,
+                upstream.idle_timeout_seconds,
+            ),
+            lease=transfer.lease_seconds,
+            lease_margin=transfer.lease_margin_seconds,
+        ),
+    )
+
+
+def can_serve(fleet: Fleet) -> bool:
+    """Whether some PD cluster has a live instance that can answer."""
+    kinds = {cluster.name: cluster.kind for cluster in fleet.clusters}
+    return any(
+        fleet.is_ready(member)
+        and member.instance.role is not Role.PREFILL
+        and kinds[member.instance.cluster] is ClusterKind.PD
+        for member in fleet.members
+    )
+
+
+async def _render_metrics(core: Core) -> bytes:
+    return core.metrics.render(await core.index.describe())
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,132 @@
+"""Settings -> the models, tenants and keys that the services work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kvmeta.types import CacheLayout
+from router.adapters.tokenizers import HfTokenizer, TokenizerLoadError
+from router.domain.topology import ClusterKind, Instance
+from router.domain.units import from_gbps
+from router.gateway.admin import AdminKey, AdminRole
+from router.service.models import ModelCatalog, ServedModel, TokenizerKind
+from router.service.tenants import Tenant
+from router.settings import Loaded, ProfileFile, Settings, build_layout, digest_key
+from router.settings.serving import (
+    EngineTokenizerSettings,
+    EstimateTokenizerSettings,
+    HfTokenizerSettings,
+    ModelSettings,
+)
+from router.throughput.profiles import Profile, ProfilePoint, ProfileSource
+
+
+class CompositionError(Exception):
+    """A configuration that is sound by itself but cannot be run here; one readable line."""
+
+
+def build_profile(file: ProfileFile) -> Profile:
+    """Return the interpolated profile of a profile file.
+
+    Where S_kv is given as a line, the line counts, evaluated at the file's own lengths.
+    """
+    line = file.kv
+    points = [
+        ProfilePoint(
+            point.tokens,
+            point.kv_bytes
+            if line is None
+            else round(line.fixed_bytes + line.bytes_per_token * point.tokens),
+            point.prefill_seconds,
+        )
+        for point in file.points
+    ]
+    return Profile.from_points(
+        points,
+        source=ProfileSource(file.source),
+        hardware=file.hardware,
+        kv_bytes_per_token=None if line is None else line.bytes_per_token,
+    )
+
+
+def build_catalog(loaded: Loaded) -> ModelCatalog:
+    """Return every model that clients may name."""
+    return ModelCatalog(build_model(model, loaded) for model in loaded.settings.models)
+
+
+def build_model(model: ModelSettings, loaded: Loaded) -> ServedModel:
+    """Return one model with its profiles."""
+    kind, bytes_per_token = _tokenizer_kind(model)
+    gate = model.gate.max_kv_gbps
+    files = {each: loaded.profile_of_kind(model.name, each) for each in ClusterKind}
+    return ServedModel(
+        name=model.name,
+        layout=build_layout(model, loaded.settings),
+        served_name=model.engine_name,
+        aliases=frozenset(model.aliases),
+        loras={lora.name: lora.served_name or lora.name for lora in model.loras},
+        tokenizer=kind,
+        bytes_per_token=bytes_per_token,
+        profiles={each: build_profile(file) for each, file in files.items() if file is not None},
+        kv_rate_limit=None if gate is None else from_gbps(gate),
+        decode_slots=model.decode.max_concurrency,
+    )
+
+
+def _tokenizer_kind(model: ModelSettings) -> tuple[TokenizerKind, float]:
+    match model.tokenizer:
+        case EngineTokenizerSettings():
+            return TokenizerKind.ENGINE, EstimateTokenizerSettings(kind="none").bytes_per_token
+        case HfTokenizerSettings():
+            return TokenizerKind.HF, EstimateTokenizerSettings(kind="none").bytes_per_token
+        case EstimateTokenizerSettings(bytes_per_token=bytes_per_token):
+            return TokenizerKind.NONE, bytes_per_token
+
+
+def load_tokenizers(settings: Settings) -> dict[str, HfTokenizer]:
+    """Load every in-process tokenizer, by model name. Raises CompositionError."""
+    tokenizers: dict[str, HfTokenizer] = {}
+    for model in settings.models:
+        if isinstance(model.tokenizer, HfTokenizerSettings):
+            path = Path(model.tokenizer.path)
+            directory = path.parent if path.is_file() else path
+            try:
+                tokenizers[model.name] = HfTokenizer.load(directory)
+            except TokenizerLoadError as error:
+                raise CompositionError(f"models[{model.name}].tokenizer: {error}") from error
+    return tokenizers
+
+
+def layouts_by_instance(settings: Settings) -> Callable[[Instance], CacheLayout]:
+    """Return how to tell the layout of an instance's blocks.
+
+    An instance that names no model serves the first one, as an engine serves one base model.
+    """
+    by_name = {model.name: build_layout(model, settings) for model in settings.models}
+    first = settings.models[0].name
+    return lambda instance: by_name[instance.model or first]
+
+
+def build_tenants(settings: Settings) -> list[Tenant]:
+    """Return the tenants; keys become digests here and are kept nowhere else."""
+    return [
+        Tenant(
+            name=tenant.name,
+            key_digests=frozenset(digest_key(key) for key in tenant.api_keys),
+            salt=None if tenant.cache_salt is None else tenant.cache_salt.get_secret_value(),
+            home=tenant.home,
+            may_choose_home=tenant.allow_home_header,
+        )
+        for tenant in settings.tenants
+    ]
+
+
+def build_admin_keys(settings: Settings) -> tuple[AdminKey, ...]:
+    """Return the keys of the admin API."""
+    named = [
+        AdminKey(key.name, digest_key(key.key), AdminRole(key.role)) for key in settings.admin.keys
+    ]
+    if settings.admin.api_key is not None:
+        named.append(AdminKey("admin", digest_key(settings.admin.api_key), AdminRole.OPERATOR))
+    return tuple(named)

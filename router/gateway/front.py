@@ -1,0 +1,120 @@
+"""What is neither relayed nor administration: health, readiness, metrics, the list of models."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from router import __version__
+from router.domain.errors import BadRequest, NotFound, RouterError
+from router.gateway.errors import error_document, error_response
+from router.service.decisions import Document
+from router.service.models import ModelCatalog
+from router.service.tenants import TenantBook
+
+
+@dataclass(frozen=True, slots=True)
+class FrontRoom:
+    """What the plain endpoints work with. `is_ready` is whether a request could be served now."""
+
+    catalog: ModelCatalog
+    tenants: TenantBook
+    is_ready: Callable[[], bool]
+    render_metrics: Callable[[], Awaitable[bytes]]
+    started_at: int
+
+
+def build_application(*, title: str) -> FastAPI:
+    """Return an empty application in which every error has the one shape of DESIGN 4."""
+    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None)
+
+    async def answer_router_error(_: Request, error: Exception) -> Response:
+        status, headers, body = error_response(error)
+        return Response(body, status, {key.decode(): value.decode() for key, value in headers})
+
+    async def answer_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for it alone
+        return await answer_router_error(_, _explain_invalid(error))
+
+    async def answer_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # noqa: S101 - registered for it alone
+        if error.status_code == 404:
+            return await answer_router_error(request, NotFound(f"no path {request.url.path!r}"))
+        document = error_document(BadRequest(str(error.detail), code="method_not_allowed"))
+        return JSONResponse(document, error.status_code, headers=dict(error.headers or {}))
+
+    app.add_exception_handler(RouterError, answer_router_error)
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+    app.add_exception_handler(HTTPException, answer_http)
+    return app
+
+
+def _explain_invalid(error: RequestValidationError) -> BadRequest:
+    """Return the first complaint in one line, with its place in the body."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return BadRequest(f"{where}: {message}" if where else message, param=where or None)
+
+
+def build_health(room: FrontRoom) -> APIRouter:
+    """Return `/health` and `/ready`."""
+    routes = APIRouter(tags=["health"])
+
+    @routes.get("/health")
+    async def read_health() -> Document:
+        """Whether the process lives."""
+        return {"status": "ok", "version": __version__}
+
+    @routes.get("/ready")
+    async def read_readiness() -> Response:
+        """Whether a request could be served: 503 while draining or with nobody alive."""
+        if room.is_ready():
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready"}, 503, {"retry-after": "1"})
+
+    return routes
+
+
+def build_metrics(room: FrontRoom) -> APIRouter:
+    """Return `/metrics`, without authentication as Prometheus expects."""
+    routes = APIRouter(tags=["metrics"])
+
+    @routes.get("/metrics")
+    async def read_metrics() -> Response:
+        """Everything counted, in the Prometheus text format."""
+        body = await room.render_metrics()
+        return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes
+
+
+def build_models(room: FrontRoom) -> APIRouter:
+    """Return `/v1/models`: the names that clients may use."""
+    routes = APIRouter(tags=["openai"])
+
+    def card(name: str) -> Document:
+        return {"id": name, "object": "model", "created": room.started_at, "owned_by": "prfaas"}
+
+    def authenticate(request: Request) -> None:
+        value = request.headers.get("authorization")
+        room.tenants.authenticate(None if value is None else value.encode("latin-1"))
+
+    @routes.get("/v1/models")
+    async def list_models(request: Request) -> Document:
+        """Return every configured name."""
+        authenticate(request)
+        return {"object": "list", "data": [card(name) for name in room.catalog.names]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def read_model(request: Request, name: str) -> Document:
+        """Return one configured name."""
+        authenticate(request)
+        return card(room.catalog.resolve(name).asked)
+
+    return routes

@@ -1,0 +1,226 @@
+"""The relayed OpenAI endpoints, as raw ASGI: read, decide, relay; no copy that is not needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.domain.decision import Decision
+from router.domain.errors import ClientGone, RouterError, UpstreamError
+from router.domain.units import Tokens
+from router.gateway.access import Outcome, RequestHook, log_request
+from router.gateway.errors import error_response
+from router.gateway.requests import (
+    Receive,
+    Scope,
+    Send,
+    choose_request_id,
+    header,
+    read_body,
+    unless_gone,
+)
+from router.ports import Clock
+from router.service.bodies import BodyKind, json_text
+from router.service.bodies import read_body as parse_body
+from router.service.models import ModelCatalog
+from router.service.relay import Relay
+from router.service.relay_ports import RelayRequest
+from router.service.relayed import RelayedResponse
+from router.service.routing import Ask, Routed, Routing
+from router.service.tenants import Tenant, TenantBook
+
+_LOG = logging.getLogger(__name__)
+
+RELAYED_PATHS = {
+    "/v1/chat/completions": BodyKind.CHAT,
+    "/v1/completions": BodyKind.COMPLETION,
+}
+"""What gets the whole of P/D routing."""
+
+_CLIENT_CLOSED = 499
+"""How logs and metrics tell of a client that left (nginx's code); nobody is answered with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiRules:
+    """Bounds of the client's side."""
+
+    max_body_bytes: int = 16 * 1024 * 1024
+    expose_routing_headers: bool = True
+
+
+class RelayMaker(Protocol):
+    """Makes the relay of one request."""
+
+    def __call__(self, routed: Routed) -> Relay:
+        """Return a relay that can plan `routed` again and counts its legs."""
+        ...
+
+
+class OpenAiSurface:
+    """What the relayed endpoints share."""
+
+    def __init__(
+        self,
+        *,
+        routing: Routing,
+        make_relay: RelayMaker,
+        tenants: TenantBook,
+        catalog: ModelCatalog,
+        hook: RequestHook,
+        clock: Clock,
+        new_id: Callable[[], str],
+        rules: OpenAiRules,
+    ) -> None:
+        self.routing = routing
+        self.make_relay = make_relay
+        self.tenants = tenants
+        self.catalog = catalog
+        self.hook = hook
+        self.clock = clock
+        self.new_id = new_id
+        self.rules = rules
+
+    def endpoints(self) -> dict[str, Endpoint]:
+        """Return the ASGI application of every relayed path."""
+        return {path: Endpoint(self, path, kind) for path, kind in RELAYED_PATHS.items()}
+
+
+class Endpoint:
+    """One relayed path."""
+
+    def __init__(self, surface: OpenAiSurface, path: str, kind: BodyKind) -> None:
+        self._surface = surface
+        self._path = path
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        surface = self._surface
+        request_id = choose_request_id(header(scope, b"x-request-id"), surface.new_id)
+        outcome = Outcome(request_id, self._path, surface.clock.monotonic())
+        answer = Answering(send, outcome, expose_routing=surface.rules.expose_routing_headers)
+        try:
+            tenant = surface.tenants.authenticate(header(scope, b"authorization"))
+            outcome.tenant = tenant.name
+            raw = await read_body(scope, receive, surface.rules.max_body_bytes)
+            await unless_gone(receive, self._serve(scope, raw, tenant, answer))
+        except ClientGone:
+            outcome.status = outcome.status or _CLIENT_CLOSED
+            outcome.error = "client_gone"
+        except RouterError as error:
+            await answer.fail(error)
+        except Exception as error:  # noqa: BLE001 - a request's root: whatever broke, it is told
+            _LOG.exception("request %s failed", request_id)
+            await answer.fail(error)
+        finally:
+            elapsed = surface.clock.monotonic() - outcome.started
+            surface.hook.request_finished(outcome.decision, outcome.status, elapsed)
+            log_request(outcome, elapsed)
+
+    async def _serve(self, scope: Scope, raw: bytes, tenant: Tenant, answer: Answering) -> None:
+        """Decide and relay, and pass the answer on."""
+        surface, outcome = self._surface, answer.outcome
+        routed = await surface.routing.route(self._read(scope, raw, tenant, outcome))
+        outcome.total_tokens = routed.request.total_tokens
+        outcome.decision = routed.decision
+        request = RelayRequest(
+            path=self._path,
+            body=routed.ask.body,
+            headers=scope["headers"],
+            request_id=f"{outcome.request_id}-{surface.new_id()[:8]}",
+            model=routed.ask.named.asked,
+            received_at=outcome.started,
+        )
+        try:
+            response = await surface.make_relay(routed).run(request, routed.decision)
+        finally:
+            outcome.decision = routed.decision
+        async with response:
+            outcome.decision = response.decision
+            await answer.pass_on(response)
+
+    def _read(self, scope: Scope, raw: bytes, tenant: Tenant, outcome: Outcome) -> Ask:
+        """Turn a body into the question that the rule answers."""
+        surface = self._surface
+        body = parse_body(raw, self._kind)
+        named = surface.catalog.resolve(body.model)
+        outcome.model = named.model.name
+        salt = surface.tenants.cache_salt(tenant, body.cache_salt)
+        if salt != body.cache_salt and salt is not None:
+            body = parse_body(body.form({"cache_salt": json_text(salt)}), self._kind)
+        asked = header(scope, b"x-prfaas-home") if tenant.may_choose_home else None
+        home = tenant.home if asked is None else asked.decode("latin-1")
+        return Ask(outcome.request_id, tenant, named, body, salt, home)
+
+
+class Answering:
+    """Sends one answer, once: the engine's, or an error in our own shape."""
+
+    def __init__(self, send: Send, outcome: Outcome, *, expose_routing: bool) -> None:
+        self._send = send
+        self._expose_routing = expose_routing
+        self._started = False
+        self.outcome = outcome
+
+    async def pass_on(self, response: RelayedResponse) -> None:
+        """Send an engine's answer, its pieces as they arrive.
+
+        A body that was cut where nothing in it can say so leaves the response unfinished: the
+        server then breaks the client's connection, which is the only honest end.
+        """
+        headers = list(response.headers)
+        if response.body is not None:
+            headers.append((b"content-length", b"%d" % len(response.body)))
+            await self._start(response.status, headers)
+            await self._send({"type": "http.response.body", "body": response.body})
+            return
+        await self._start(response.status, headers)
+        try:
+            async for chunk in response.chunks():
+                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except UpstreamError as error:
+            self.outcome.error = type(error).__name__
+            return
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def fail(self, error: Exception) -> None:
+        """Tell the client what went wrong, unless an answer is on its way already."""
+        self.outcome.error = type(error).__name__
+        if self._started:
+            return
+        status, headers, body = error_response(error)
+        await self._start(status, headers)
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._started = True
+        self.outcome.status = status
+        headers.append((b"x-request-id", self.outcome.request_id.encode("ascii")))
+        if self._expose_routing and self.outcome.decision is not None:
+            headers += routing_headers(self.outcome.decision, self.outcome.total_tokens or 0)
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+def routing_headers(decision: Decision, total: Tokens) -> list[tuple[bytes, bytes]]:
+    """Return the headers that tell where a request ran and why (DESIGN 4).
+
+    `x-prfaas-prefill` is absent where the decode instance computed the prompt itself, and
+    `x-prfaas-cached-tokens`, the belief for the computing instance, where it is unknown.
+    """
+    told: list[tuple[bytes, object]] = [
+        (b"x-prfaas-route", decision.route.value),
+        (b"x-prfaas-reason", decision.reason.value),
+        (b"x-prfaas-decode", decision.decode.instance),
+        (b"x-prfaas-total-tokens", total),
+        (b"x-prfaas-uncached-tokens", decision.uncached_tokens),
+        (b"x-prfaas-threshold", decision.threshold),
+    ]
+    computing = decision.prefill or decision.decode
+    if decision.prefill is not None:
+        told.append((b"x-prfaas-prefill", decision.prefill.instance))
+    if computing.cached_tokens is not None:
+        told.append((b"x-prfaas-cached-tokens", computing.cached_tokens))
+    return [(name, str(value).encode("latin-1")) for name, value in told]
