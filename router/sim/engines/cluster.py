@@ -42,9 +42,33 @@ class Shared:
     answers: Answers
     egress: Egress
     puller: Puller
-    spawn: Callable[[Coroutine[object, object, None]], object]
+    spawn: Callable[[Coroutine[object, object, None]], None]
     new_id: Callable[[], str]
     wall_time: Callable[[], float]
+
+
+class Background:
+    """Work that outlives the request that began it, owned until the cluster stops."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[object, object, None]) -> None:
+        """Start `work`; its failure is logged, for nobody waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+
+    async def stop(self) -> None:
+        """Cancel what still runs, and wait for it to end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("background work failed", exc_info=task.exception())
 
 
 class EngineHost:
@@ -228,10 +252,8 @@ async def serve_cluster(
     leaves = all(engine.role is Role.PREFILL for engine in spec.engines)
     hosts: dict[str, EngineHost] = {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    async with (
-        httpx.AsyncClient(limits=limits, trust_env=False) as client,
-        asyncio.TaskGroup() as background,
-    ):
+    background = Background()
+    async with httpx.AsyncClient(limits=limits, trust_env=False) as client:
         shared = Shared(
             spec=spec,
             clock=clock,
@@ -239,7 +261,7 @@ async def serve_cluster(
             answers=Answers(tokenizer),
             egress=Egress(spec.name, links, leaves=leaves),
             puller=HttpPuller(client, PULL_TIMEOUT_SECONDS),
-            spawn=background.create_task,
+            spawn=background.spawn,
             new_id=new_id,
             wall_time=wall_time,
         )
@@ -249,7 +271,9 @@ async def serve_cluster(
                 await hosts[engine.name].start()
             yield RunningCluster(spec, hosts, {link.spec.name: link for link in links})
         finally:
+            await background.stop()
             for host in hosts.values():
                 await host.stop()
+            await background.stop()  # aborted requests left notices behind
             for link in links:
                 link.stop()

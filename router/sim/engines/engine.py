@@ -60,7 +60,7 @@ class Engine:
         publisher: EventPublisher,
         egress: Egress,
         puller: Puller,
-        spawn: Callable[[Coroutine[object, object, None]], object],
+        spawn: Callable[[Coroutine[object, object, None]], None],
     ) -> None:
         self.spec = spec
         self.engine_id = engine_id

@@ -96,11 +96,10 @@ class Link:
         """Return when `size` bytes of the flow have crossed; others' flows slow it down."""
         self._state.advance(self._clock.now())
         self._state.trim(flow_id, size)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[flow_id] = future
         self._settle()
-        if self._state.flows[flow_id].left > 0:
-            future = asyncio.get_running_loop().create_future()
-            self._waiting[flow_id] = future
-            await future
+        await future
 
     def close(self, flow_id: int) -> float:
         """End a flow, done or not; return the bytes that it sent."""
