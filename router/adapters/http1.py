@@ -135,25 +135,30 @@ class Exchange:
         """The response's header fields, hop-by-hop ones removed, names in lower case."""
         return self._headers
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield body bytes as they arrive; what is already there comes as one piece.
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Iterate over body bytes as they arrive; what is already there comes as one piece.
 
-        Raises UpstreamBroken, UpstreamTimeout; leaving early cuts the connection.
+        Raises UpstreamBroken, UpstreamTimeout, which cut the connection, as being cancelled does.
         """
-        try:
-            while True:
-                if self._pieces:
-                    yield self._take()
-                elif self.complete:
-                    return
-                else:
-                    await self._wait(self._idle_timeout)
-        finally:
-            self.cut()
+        return self
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._pieces:
+            if self.complete:
+                raise StopAsyncIteration
+            try:
+                await self._wait(self._idle_timeout)
+            except BaseException:
+                self.cut()
+                raise
+        return self._take()
 
     async def read(self) -> bytes:
         """Read the rest of the body whole. Raises as `chunks`."""
-        return b"".join([piece async for piece in self.chunks()])
+        return b"".join([piece async for piece in self])
 
     async def aclose(self) -> None:
         """Cut the connection when the body was not received to its end. Idempotent."""

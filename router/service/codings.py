@@ -28,18 +28,23 @@ async def unpack(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     Raises ValueError where they are not what their coding says, or end too early.
     """
     unpacker = zlib.decompressobj(_ANY_HEADER)
+    whole = True  # nothing at all is a body too
     async for packed in chunks:
         rest = packed
-        while rest:
+        while True:
             try:
                 piece = unpacker.decompress(rest, _PIECE)
             except zlib.error as error:
                 raise ValueError("the body is not what its coding says") from error
             if piece:
                 yield piece
-            rest = unpacker.unconsumed_tail
-            if unpacker.eof and unpacker.unused_data:  # gzip members may follow one another
+            whole = unpacker.eof
+            if whole and unpacker.unused_data:  # gzip members may follow one another
                 rest = unpacker.unused_data
                 unpacker = zlib.decompressobj(_ANY_HEADER)
-    if not unpacker.eof:
+            elif whole or (len(piece) < _PIECE and not unpacker.unconsumed_tail):
+                break
+            else:
+                rest = unpacker.unconsumed_tail
+    if not whole:
         raise ValueError("the packed body ends too early")

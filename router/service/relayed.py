@@ -1,0 +1,245 @@
+"""The answer of a relayed request, while it is on its way to the client.
+
+An event stream is passed on as it comes; if its engine breaks off, an error event ends it. A JSON
+answer is held whole up to a bound, so that a broken one can still become a 502 and every member
+that must not reach the client is found wherever it stands. What is longer, or compressed with a
+coding nobody here reads, streams as it is; if that breaks off the client's connection has to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from router.domain.decision import Decision
+from router.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
+from router.ports import EngineResponse, Headers
+from router.service.answers import Rewriter
+from router.service.codings import can_unpack, unpack
+from router.service.legs import find_header, select_headers
+from router.service.relay_ports import Usage
+from router.service.sse import EventStream
+
+
+class AnswerWatch(Protocol):
+    """Told of an answer's course."""
+
+    def began(self) -> None:
+        """The first body byte is here."""
+        ...
+
+    def broke(self, error: UpstreamError) -> None:
+        """The engine broke off."""
+        ...
+
+    def ended(self, usage: Usage | None, content_events: int, *, complete: bool) -> None:
+        """The body has ended; `complete` is False where it was cut or its reader has left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """A response read to its end and unpacked; `headers` are those for the client."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+async def read_whole(response: EngineResponse, instance: str) -> WholeAnswer:
+    """Read a response to its end. Raises UpstreamBroken, UpstreamTimeout."""
+    body = b"".join([piece async for piece in _read_plain(response, instance)])
+    return WholeAnswer(response.status, select_answer_headers(response.headers), body)
+
+
+def select_answer_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Return the header fields for the client, with the coding that the body will still have."""
+    coding = find_header(headers, b"content-encoding")
+    kept = select_headers(headers)
+    return kept if _is_readable(coding) else [*kept, (b"content-encoding", coding)]
+
+
+class RelayedResponse:
+    """What the client gets. `decision` is the final one, after every fallback.
+
+    `body` is the whole body where it is known, else None and `chunks` streams it. Slots, bookings
+    and the engine's connection are free once the stream has ended; use this as an asynchronous
+    context manager, or call `aclose`, so that they are however the reader leaves.
+    """
+
+    def __init__(
+        self,
+        *,
+        status: int,
+        headers: Headers,
+        decision: Decision,
+        body: bytes | None = None,
+        source: AsyncGenerator[bytes, None] | None = None,
+        close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.decision = decision
+        self.body = body
+        self._source = source
+        self._close = close
+
+    def __repr__(self) -> str:
+        kind = "streaming" if self.body is None else f"{len(self.body)} bytes"
+        return f"<RelayedResponse {self.status}, {kind}>"
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body's pieces as they arrive.
+
+        Raises UpstreamBroken or UpstreamTimeout where the body was cut and nothing in it can say
+        so: the client's connection must then be aborted, never ended.
+        """
+        if self.body is not None:
+            yield self.body
+        elif self._source is not None:
+            async for chunk in self._source:
+                yield chunk
+
+    async def aclose(self) -> None:
+        """Cut what is still running and free everything. Idempotent."""
+        if self._source is not None:
+            await self._source.aclose()
+        if self._close is not None:
+            await self._close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+
+class AnswerReader:
+    """Reads one engine response whose head is here, for the client."""
+
+    def __init__(
+        self,
+        *,
+        response: EngineResponse,
+        instance: str,
+        rewriter: Rewriter,
+        watch: AnswerWatch,
+        whole_limit: int,
+        named_errors: bool,
+    ) -> None:
+        self._response = response
+        self._instance = instance
+        self._rewriter = rewriter
+        self._watch = watch
+        self._whole_limit = whole_limit
+        self._named_errors = named_errors
+        coding = find_header(response.headers, b"content-encoding")
+        self._opaque = not _is_readable(coding)
+        self.headers = select_answer_headers(response.headers)
+
+    async def read(self) -> bytes | AsyncGenerator[bytes, None]:
+        """Return the body, whole if it may be held, else as what streams it.
+
+        Raises UpstreamBroken or UpstreamTimeout where nothing was passed on yet; the watch is then
+        told nothing.
+        """
+        kind = find_header(self._response.headers, b"content-type")
+        chunks = self._chunks()
+        if self._opaque:
+            return self._copy(b"", chunks)
+        if kind.strip().lower().startswith(b"text/event-stream"):
+            return self._stream(EventStream(self._rewriter), chunks)
+        held = bytearray()
+        async for chunk in chunks:
+            held += chunk
+            if len(held) > self._whole_limit:
+                return self._copy(bytes(held), chunks)
+        rewritten = self._rewriter.rewrite(bytes(held))
+        self._watch.ended(rewritten.usage, 0, complete=True)
+        return rewritten.text
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body, unpacked; note its first byte."""
+        began = False
+        async for chunk in _read_plain(self._response, self._instance):
+            if not began:
+                began = True
+                self._watch.began()
+            yield chunk
+
+    async def _copy(
+        self, held: bytes, chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        complete = False
+        try:
+            if held:
+                yield held
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+            complete = True
+        except UpstreamError as error:
+            self._watch.broke(error)
+            raise
+        finally:
+            self._watch.ended(None, 0, complete=complete)
+
+    async def _stream(
+        self, events: EventStream, chunks: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        complete = False
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    if ready := events.feed(chunk):
+                        yield ready
+            if rest := events.finish():
+                yield rest
+            if not events.ended:
+                yield self._break_off(events, self._early_end())
+            complete = events.ended
+        except UpstreamError as error:
+            complete = events.ended  # after its last word an engine may hang up as it likes
+            if not complete:
+                yield self._break_off(events, error)
+        finally:
+            self._watch.ended(events.usage, events.content_events, complete=complete)
+
+    def _early_end(self) -> UpstreamError:
+        message = "the engine ended the stream before its end"
+        return UpstreamBroken(message, instance=self._instance, processed=True)
+
+    def _break_off(self, events: EventStream, error: UpstreamError) -> bytes:
+        self._watch.broke(error)
+        slow = isinstance(error, UpstreamTimeout)
+        return events.break_off(
+            str(error),
+            kind="upstream_timeout" if slow else "upstream_error",
+            code=504 if slow else 502,
+            named=self._named_errors,
+        )
+
+
+def _is_readable(coding: bytes) -> bool:
+    """Whether a body with this Content-Encoding is plain here, or made so."""
+    return coding.strip().lower() in {b"", b"identity"} or can_unpack(coding)
+
+
+async def _read_plain(response: EngineResponse, instance: str) -> AsyncIterator[bytes]:
+    """Yield the body's bytes, unpacked where that is possible."""
+    chunks = response.chunks()
+    if can_unpack(find_header(response.headers, b"content-encoding")):
+        chunks = unpack(chunks)
+    try:
+        async for chunk in chunks:
+            yield chunk
+    except ValueError as error:
+        raise UpstreamBroken(str(error), instance=instance, processed=True) from error
