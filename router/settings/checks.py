@@ -32,6 +32,7 @@ def check_settings(settings: Settings) -> Iterator[Complaint]:
     yield from check_keys(settings)
     yield from check_homes(settings)
     yield from check_connector(settings)
+    yield from check_ports(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,12 @@ def check_connector(settings: Settings) -> Iterator[Complaint]:
             ("transfer", "connector"),
             f"no connector is named {connector!r}{suggest(connector, known)}",
         )
+
+
+def check_ports(settings: Settings) -> Iterator[Complaint]:
+    """Two listeners have two ports."""
+    if settings.admin.port is not None and settings.admin.port == settings.server.port:
+        yield ("admin", "port"), f"must be another port than server.port ({settings.server.port})"
 
 
 def note_oddities(settings: Settings) -> Iterator[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import SecretStr, field_serializer
+from pydantic import Field, SecretStr, field_serializer
 
 from router.settings.fields import (
     Duration,
@@ -102,7 +102,7 @@ class TenantSettings(Section):
 
     name: Name
     """The tenant's name in metrics and decisions."""
-    api_keys: tuple[ApiKey, ...]
+    api_keys: Annotated[tuple[ApiKey, ...], Field(min_length=1)]
     """The keys that its clients send as Bearer; plain, `sha256:HEX` or `file:PATH`."""
     cache_salt: Secret = None
     """Isolates the tenant's cached prefixes. Left out, a salt is derived from a secret in the

@@ -72,7 +72,8 @@ class ShortLoopSettings(Section):
     """Follows bandwidth and queues, and re-solves t."""
 
     period_seconds: PositiveDuration = 1
-    """Time between two steps: congestion shows within about a second (DESIGN 8)."""
+    """Time between two steps: congestion shows within about a second, and NIC counters
+    are read no faster."""
     dwell_seconds: Duration = 5
     """Least time between two relaxing changes: five periods. Tightening never waits."""
 
@@ -100,7 +101,8 @@ class SchedulerSettings(Section):
     on_unknown_metadata: UnknownMetadata = UnknownMetadata.TOTAL
     """Where nobody knows what is cached: `total` takes it for nothing, `local` stays local."""
     remote_queue_limit: PositiveCount = 16
-    """Requests waiting at a PrfaaS instance beyond which prompts stay local."""
+    """Requests waiting at a PrfaaS instance beyond which prompts stay local: 16 prompts of 32K are
+    half a minute on the example's H200, more than a local prefill takes."""
     decision_timeout_ms: PositiveDuration = 250
     """Longest time to decide; then local. Half of the shortest profiled prefill (0.44 s): waiting
     longer would cost more than the best decision saves a short prompt."""
@@ -190,20 +192,20 @@ class BreakerSettings(Section):
     """Keeps requests from an instance that fails. Transport errors, 5xx and time-outs count."""
 
     failures: PositiveCount = 10
-    """Failures within the window that open it (DESIGN 3)."""
+    """Failures within the window that open it: one bad request with its retries does not."""
     window_seconds: PositiveDuration = 120
-    """The window."""
+    """The window: long enough that failures of minutes-long prefills fall into one."""
     cooldown_seconds: PositiveDuration = 30
-    """Time before one request may try again."""
+    """Time before one request may try again: an engine process restarts in no less."""
 
 
 class ProbeSettings(Section):
     """Health probes of instances."""
 
     interval_seconds: PositiveDuration = 1
-    """Time between two probes of an instance."""
+    """Time between two probes of an instance, so that a dead one is out after three seconds."""
     timeout_seconds: PositiveDuration = 5
-    """Time for an answer; a busy engine answers late."""
+    """Time for an answer: a busy engine answers late, without being dead."""
     failures: PositiveCount = 3
     """Failures in a row that take it out (Kubernetes' failureThreshold)."""
     successes: PositiveCount = 2

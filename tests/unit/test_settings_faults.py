@@ -260,6 +260,16 @@ BROKEN = {
         "transfer: {connector: nixel}\nscheduler:\n",
         "24:23: transfer.connector: no connector is named 'nixel'; did you mean `nixl`?",
     ),
+    "tenant without keys": (
+        "[sk-acme]",
+        "[]",
+        "27:28: tenants[0].api_keys: must have at least 1 element(s)",
+    ),
+    "one port for two listeners": (
+        "scheduler:\n",
+        "admin: {port: 8000}\nscheduler:\n",
+        "24:15: admin.port: must be another port than server.port (8000)",
+    ),
     "tokenizer of no kind": (
         "aliases: [small]",
         "tokenizer: {kind: fast}",
