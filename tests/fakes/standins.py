@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -116,3 +117,10 @@ async def two_clusters(
         httpx.AsyncClient(timeout=20, trust_env=False) as client,
     ):
         yield TwoClusters(left, right, client)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> None:
+    """Poll until `condition` holds; fail when it does not in time."""
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110 - state is only to be had by asking
+            await asyncio.sleep(0.005)

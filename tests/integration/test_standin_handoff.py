@@ -17,17 +17,11 @@ from tests.fakes.standins import (
     TwoClusters,
     asking,
     two_clusters,
+    until,
 )
 
 PROMPT = [10 + i % 3000 for i in range(1000)]
 HYBRID_CACHE = CacheSpec(hash_unit=16, blocks=8192, groups=HYBRID)
-
-
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> None:
-    """Poll until `condition` holds; fail when it does not in time."""
-    async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - state is only to be had by asking
-            await asyncio.sleep(0.005)
 
 
 def tokens_of(answer: httpx.Response) -> list[int]:

@@ -126,14 +126,15 @@ class EngineHost:
         publisher = EventPublisher(self.spec, host, shared.wall_time)
         await publisher.start(patient=patient)
         try:
-            self._listener = Listener(self._app)
-            await self._listener.open(host, self.spec.port)
+            listener = Listener(self._app)
+            await listener.open(host, self.spec.port)
         except BaseException:
             await publisher.stop()
             raise
+        self._listener = listener
         self.spec = replace(
             self.spec,
-            port=self._listener.port,
+            port=listener.port,
             events_port=publisher.events_port,
             replay_port=publisher.replay_port,
         )
