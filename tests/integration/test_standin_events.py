@@ -353,3 +353,23 @@ async def test_a_cluster_starts_and_stops_quickly_and_says_which_port_is_taken()
             async with serve_cluster(clash, tokenizer=tokenizer):
                 pass
     assert time.monotonic() - began < 3
+
+
+async def test_an_engine_without_events_says_so() -> None:
+    """With events off nothing is bound, the source is listed as off, and look-ups count from 0."""
+    async with talking_quietly() as (host, client):
+        sources = (await client.get(host.url + "/kv_event_sources")).json()
+        assert sources["0"]["enable_kv_cache_events"] is False
+        assert (host.events_endpoint, host.replay_endpoint) == (None, None)
+        answer = await client.post(host.url + "/v1/completions", json=asking(prompt=prompt_of(10)))
+        assert answer.json()["standin"]["kv_event_seq"] == 0
+
+
+@asynccontextmanager
+async def talking_quietly() -> AsyncIterator[tuple[EngineHost, httpx.AsyncClient]]:
+    spec = ClusterSpec("east", (engine_spec("e", events_port=None),), time_scale=1000.0)
+    async with (
+        serve_cluster(spec, tokenizer=shipped_tokenizer()) as cluster,
+        httpx.AsyncClient(timeout=10, trust_env=False) as client,
+    ):
+        yield cluster.engines["e"], client

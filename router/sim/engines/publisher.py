@@ -38,7 +38,7 @@ class EventPublisher:
         self._buffered_bytes = 0
         self.sequence = 0
         self.events_port = spec.events_port
-        self.replay_port = spec.replay_port
+        self.replay_port = None if spec.events_port is None else spec.replay_port
         self.drop_live = 0
         self.drop_replay = False
 
