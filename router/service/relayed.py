@@ -201,11 +201,10 @@ class AnswerReader:
                 async for chunk in chunks:
                     if ready := events.feed(chunk):
                         yield ready
-            if rest := events.finish():
-                yield rest
-            if not events.ended:
-                yield self._break_off(events, self._early_end())
+            rest = events.finish()
             complete = events.ended
+            if rest or not complete:
+                yield rest if complete else self._break_off(events, self._early_end())
         except UpstreamError as error:
             complete = events.ended  # after its last word an engine may hang up as it likes
             if not complete:

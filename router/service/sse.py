@@ -71,11 +71,18 @@ class EventStream:
         return b"".join(out)
 
     def finish(self) -> bytes:
-        """Return what is left when the engine has ended the stream."""
+        """Return what is left when the engine has ended the stream.
+
+        Unless that is its last word it is half an event of a broken stream, and dropped.
+        """
+        was_open = self._open
         rest = self._pass_line(bytes(self._held)) if self._held else b""
-        self._held.clear()
         rest += b"".join(self._event)
+        self._held.clear()
         self._event.clear()
+        if not self.ended:
+            self._open = was_open
+            return b""
         return rest
 
     def break_off(self, message: str, *, kind: str, code: int, named: bool = False) -> bytes:
