@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from router.adapters.tokenizers import HfTokenizer, TokenizerLoadError
@@ -23,15 +22,14 @@ from router.sim.engines.specs import (
     LoadFailurePolicy,
     Role,
 )
-
-_BUILT_IN_TOKENIZER = Path(__file__).parent.parent / "sim" / "tokenizer"
+from router.sim.tokenizer import locate_tokenizer
 
 
 def load_engine_tokenizer(settings: Settings) -> HfTokenizer:
     """Load the tokenizer of the stand-ins. Raises CompositionError."""
     configured = settings.engines.tokenizer
     try:
-        return HfTokenizer.load(_BUILT_IN_TOKENIZER if configured is None else configured)
+        return HfTokenizer.load(locate_tokenizer() if configured is None else configured)
     except TokenizerLoadError as error:
         raise CompositionError(f"engines.tokenizer: {error}") from error
 

@@ -103,9 +103,14 @@ def layouts_by_instance(settings: Settings) -> Callable[[Instance], CacheLayout]
 
     An instance that names no model serves the first one, as an engine serves one base model.
     """
-    by_name = {model.name: build_layout(model, settings) for model in settings.models}
+    by_name = {model.name: model for model in settings.models}
     first = settings.models[0].name
-    return lambda instance: by_name[instance.model or first]
+
+    def layout_of(instance: Instance) -> CacheLayout:
+        model = by_name[instance.model or first]
+        return build_layout(model, settings, revision=instance.revision)
+
+    return layout_of
 
 
 def build_tenants(settings: Settings) -> list[Tenant]:

@@ -38,8 +38,10 @@ class Instance:
 
     `model` is the one model it serves, None for every configured one. `compatibility` tells
     engines apart whose KV must never be mixed (model revision, engine version, attention backend):
-    prefill and decode are paired only where it is equal. `ranks` is the number of data-parallel
-    ranks behind the URL; rank r publishes its events on the endpoint's port + r, as vLLM does.
+    prefill and decode are paired only where it is equal. `revision` is that of its weights where
+    it is the instance's own: its blocks are others than the model's. `ranks` is the number of
+    data-parallel ranks behind the URL; rank r publishes its events on the endpoint's port + r, as
+    vLLM does.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Instance:
     accepts_handoff: bool = False
     ranks: int = 1
     compatibility: str = ""
+    revision: str | None = None
     kv_events: str | None = None
     kv_replay: str | None = None
 

@@ -61,6 +61,7 @@ def build_instance(entry: InstanceSettings, cluster: str, settings: Settings) ->
         accepts_handoff=entry.accepts_handoff,
         ranks=entry.data_parallel_ranks,
         compatibility=entry.compatibility or revision_of(entry, settings) or "",
+        revision=entry.revision,
         kv_events=entry.kv_events,
         kv_replay=entry.kv_replay,
     )
