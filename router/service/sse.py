@@ -42,6 +42,7 @@ class EventStream:
         self._held = bytearray()
         self._event: list[bytes] = []
         self._after_cr = False
+        self._passed_cr = False
         self._overlong = False
         self._open = False
         self.ended = False
@@ -50,25 +51,10 @@ class EventStream:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what came; return what can be passed on now."""
-        out: list[bytes] = []
-        if self._after_cr and chunk:
-            self._after_cr = False
-            if chunk.startswith(b"\n"):  # the second half of a CRLF
-                chunk = chunk[1:]
-                self._pass_line_feed(out)
-        lines = chunk.splitlines(keepends=True)
-        if not lines:
-            return b"".join(out)
-        tail = b"" if lines[-1].endswith((b"\n", b"\r")) else lines.pop()
-        if lines:
-            self._after_cr = not tail and lines[-1].endswith(b"\r")
-            self._take_lines(lines, out)
-        self._held += tail
-        if self._overlong or len(self._held) > MAX_HELD_BYTES:
-            out.append(bytes(self._held))
-            self._overlong = self._overlong or bool(self._held)
-            self._held.clear()
-        return b"".join(out)
+        ready = b"".join(self._take(chunk))
+        if ready:
+            self._passed_cr = ready.endswith(b"\r")
+        return ready
 
     def finish(self) -> bytes:
         """Return what is left when the engine has ended the stream.
@@ -91,13 +77,36 @@ class EventStream:
         What is open is ended first, so that the error is an event of its own; half a line is
         dropped. `named` adds the event's name, as Messages and Responses have it.
         """
-        start = b"\n\n" if self._overlong else b"\n" if self._open else b""
+        # After a lone CR a LF would only complete its line end.
+        end = b"\r\n" if self._passed_cr else b"\n"
+        start = end + end if self._overlong else end if self._open else b""
         self._held.clear()
         self._event.clear()
         error = {"message": message, "type": kind, "param": None, "code": code}
         told = {"type": "error", "error": error} if named else {"error": error}
         name = b"event: error\n" if named else b""
         return b"%s%sdata: %s\n\n" % (start, name, msgspec.json.encode(told))
+
+    def _take(self, chunk: bytes) -> list[bytes]:
+        out: list[bytes] = []
+        if self._after_cr and chunk:
+            self._after_cr = False
+            if chunk.startswith(b"\n"):  # the second half of a CRLF
+                chunk = chunk[1:]
+                self._pass_line_feed(out)
+        lines = chunk.splitlines(keepends=True)
+        if not lines:
+            return out
+        tail = b"" if lines[-1].endswith((b"\n", b"\r")) else lines.pop()
+        if lines:
+            self._after_cr = not tail and lines[-1].endswith(b"\r")
+            self._take_lines(lines, out)
+        self._held += tail
+        if self._overlong or len(self._held) > MAX_HELD_BYTES:
+            out.append(bytes(self._held))
+            self._overlong = self._overlong or bool(self._held)
+            self._held.clear()
+        return out
 
     def _take_lines(self, lines: list[bytes], out: list[bytes]) -> None:
         if self._overlong:
