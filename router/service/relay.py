@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any, Final, assert_never
+from dataclasses import dataclass
+from typing import Any, Final
 
-from router.domain.decision import Decision, NoRoute, Placement, Reason, Route
+from router.domain.decision import Decision, NoRoute, Placement, Route
 from router.domain.errors import (
     NobodyAlive,
-    Overloaded,
     UpstreamBroken,
     UpstreamError,
     UpstreamTimeout,
@@ -35,11 +34,22 @@ from router.ports import Clock, EngineClient, EngineRequest, EngineResponse
 from router.service.answers import Edits, Rewriter
 from router.service.bodies import BodyKind
 from router.service.connectors import Connector, Handoff
+from router.service.fallbacks import (
+    ExpiredHandoff,
+    FailedLeg,
+    GiveUp,
+    GoOn,
+    NoHandoff,
+    Progress,
+    ReplanDecode,
+    ReplanPrefill,
+    Setback,
+    after_setback,
+)
 from router.service.legs import form_call
 from router.service.relay_ports import (
     Booking,
     FailureKind,
-    Fallback,
     KvOutcome,
     Ledger,
     Leg,
@@ -63,20 +73,6 @@ class _Prefilled:
     handoff: Handoff | None = None
     cached_tokens: Tokens | None = None
     answered_at: Seconds = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """A leg failed before anything reached the client."""
-
-    leg: Leg
-    error: UpstreamError
-    overloaded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Expired:
-    """The hand-off is too old to be used."""
 
 
 class Relay:
@@ -118,11 +114,8 @@ class _Course:
         self._relay = relay
         self._settings = relay.settings
         self._request = request
-        self._decision = decision
-        self._excluded: frozenset[str] = frozenset()
+        self._progress = Progress(decision)
         self._calls = {Leg.PREFILL: 0, Leg.DECODE: 0}
-        self._prefill_replaced = False
-        self._renewed = False
         self._bookings: list[Booking] = []
         self._bytes_due = False
 
@@ -130,20 +123,15 @@ class _Course:
         while True:
             with ExitStack() as held:
                 outcome = await self._attempt(held)
-            match outcome:
-                case RelayedResponse():
-                    return outcome
-                case _Expired():
-                    self._renew()
-                case _Failed(leg=leg):
-                    if leg is Leg.PREFILL:
-                        await self._replace_prefill(outcome)
-                    else:
-                        await self._replace_decode(outcome)
-                case _:
-                    assert_never(outcome)
+            if isinstance(outcome, RelayedResponse):
+                return outcome
+            await self._step(outcome)
 
-    async def _attempt(self, held: ExitStack) -> RelayedResponse | _Failed | _Expired:
+    @property
+    def _decision(self) -> Decision:
+        return self._progress.decision
+
+    async def _attempt(self, held: ExitStack) -> RelayedResponse | Setback:
         """Run the legs once; what they hold is left with `held` unless an answer keeps it."""
         if self._decision.single_call or not self._relay.connector.splits:
             return await self._decode(_Prefilled(), held)
@@ -152,12 +140,12 @@ class _Course:
             return prefilled
         if prefilled.handoff is None:
             self._release_bookings()
-            self._change_course(Fallback.NO_HANDOFF, _decode_only(self._decision))
+            await self._step(NoHandoff())
         return await self._decode(prefilled, held)
 
     # -- the prefill leg
 
-    async def _prefill(self, held: ExitStack) -> _Prefilled | _Failed | RelayedResponse:
+    async def _prefill(self, held: ExitStack) -> _Prefilled | FailedLeg | RelayedResponse:
         """Have the prompt computed; the hand-off's bytes are booked from here on."""
         decision = self._decision
         placement = decision.prefill
@@ -178,7 +166,7 @@ class _Course:
 
     def _judge_prefill(
         self, placement: Placement, answer: WholeAnswer
-    ) -> _Prefilled | _Failed | RelayedResponse:
+    ) -> _Prefilled | FailedLeg | RelayedResponse:
         if 400 <= answer.status < 500:
             return self._refuse(Leg.PREFILL, placement, answer)
         if not 200 <= answer.status < 300:
@@ -234,14 +222,12 @@ class _Course:
 
     # -- the decode leg
 
-    async def _decode(
-        self, prefilled: _Prefilled, held: ExitStack
-    ) -> RelayedResponse | _Failed | _Expired:
+    async def _decode(self, prefilled: _Prefilled, held: ExitStack) -> RelayedResponse | Setback:
         """Have the answer made; returns when its head, or a whole short body, is here."""
         placement, handoff = self._decision.decode, prefilled.handoff
         age = self._relay.clock.monotonic() - prefilled.answered_at
         if handoff is not None and age > self._settings.lease - self._settings.lease_margin:
-            return _Expired()
+            return ExpiredHandoff()
         target = self._relay.planner.resolve(placement.instance, self._request.model)
         if target is None:
             return _removed(Leg.DECODE, placement.instance)
@@ -312,54 +298,40 @@ class _Course:
 
     # -- if a leg fails
 
-    def _renew(self) -> None:
-        """Prefill again for a hand-off that grew too old; the second time do without."""
-        again = _decode_only(self._decision) if self._renewed else self._decision
-        self._renewed = True
-        self._change_course(Fallback.HANDOFF_EXPIRED, again)
+    async def _step(self, setback: Setback) -> None:
+        """Change the course as `fallbacks` says; raise where it gives up."""
+        planner, given_up = self._relay.planner, self._decision
+        step = after_setback(self._progress, setback, attempts=self._settings.decode_attempts)
+        match step:
+            case GoOn(progress=progress):
+                self._progress = progress
+            case ReplanPrefill(progress=progress, reason=reason):
+                planned = await planner.replan_local(given_up, reason, progress.excluded)
+                if isinstance(planned, NoRoute):
+                    raise NobodyAlive("no instance can take the request now")
+                if planned.prefill is None and step.exhausted is not None:
+                    raise step.exhausted
+                self._progress = progress.follow(planned)
+            case ReplanDecode(progress=progress):
+                planned = await planner.replan_decode(given_up, progress.excluded)
+                if isinstance(planned, NoRoute):
+                    raise step.exhausted
+                self._progress = progress.follow(planned)
+            case GiveUp(error=error):
+                raise error
+        self._relay.hook.fell_back(given_up, step.fallback)
 
-    async def _replace_prefill(self, failed: _Failed) -> None:
-        """Decide on another prefill, once; raise the failure where there is none to try."""
-        if self._prefill_replaced:
-            raise failed.error
-        self._prefill_replaced = True
-        self._excluded |= {failed.error.instance}
-        remote = self._decision.route is Route.PRFAAS
-        reason = Reason.REMOTE_PREFILL_FAILED if remote else self._decision.reason
-        planned = await self._relay.planner.replan_local(self._decision, reason, self._excluded)
-        if isinstance(planned, NoRoute):
-            raise _nobody() from failed.error
-        if not remote and planned.prefill is None and failed.error.processed:
-            raise failed.error  # it may be the request that breaks engines: spare the last one
-        self._change_course(
-            Fallback.REMOTE_PREFILL_FAILED if remote else Fallback.LOCAL_PREFILL_FAILED, planned
-        )
-
-    async def _replace_decode(self, failed: _Failed) -> None:
-        """Decide on another decode instance; raise the failure if the first may have run it."""
-        if failed.error.processed or self._calls[Leg.DECODE] >= self._settings.decode_attempts:
-            raise failed.error
-        self._excluded |= {failed.error.instance}
-        planned = await self._relay.planner.replan_decode(self._decision, self._excluded)
-        if isinstance(planned, NoRoute):
-            raise (_overloaded() if failed.overloaded else _nobody()) from failed.error
-        self._change_course(Fallback.DECODE_FAILED, planned)
-
-    def _change_course(self, fallback: Fallback, decision: Decision) -> None:
-        self._relay.hook.fell_back(self._decision, fallback)
-        self._decision = decision
-
-    def _failed(self, leg: Leg, error: UpstreamError) -> _Failed:
+    def _failed(self, leg: Leg, error: UpstreamError) -> FailedLeg:
         self.note_failure(leg, error.instance, _kind(error))
-        return _Failed(leg, error)
+        return FailedLeg(leg, error)
 
-    def _failed_status(self, leg: Leg, placement: Placement, status: int) -> _Failed:
+    def _failed_status(self, leg: Leg, placement: Placement, status: int) -> FailedLeg:
         """An answer of 5xx, or one that no engine gives; 503 alone says that nothing was run."""
         self.note_failure(leg, placement.instance, FailureKind.STATUS)
         error = UpstreamBroken(
             f"the engine answered {status}", instance=placement.instance, processed=status != 503
         )
-        return _Failed(leg, error, overloaded=status == 503)
+        return FailedLeg(leg, error, overloaded=status == 503)
 
     def note_failure(self, leg: Leg, instance: str, kind: FailureKind) -> None:
         """Tell the breaker and the metrics."""
@@ -483,21 +455,8 @@ async def _settle(task: asyncio.Task[Any], grace: Seconds) -> bool:
     return not task.cancelled() and task.exception() is None
 
 
-def _decode_only(decision: Decision) -> Decision:
-    """Return the decision with the prompt computed where it is decoded."""
-    remote = decision.route is Route.PRFAAS
-    return replace(
-        decision,
-        route=Route.LOCAL,
-        reason=Reason.REMOTE_PREFILL_FAILED if remote else decision.reason,
-        prefill=None,
-        kv_bytes=None,
-        prefix_transfer=None,
-    )
-
-
-def _removed(leg: Leg, instance: str) -> _Failed:
-    return _Failed(leg, UpstreamUnreachable("the instance was removed", instance=instance))
+def _removed(leg: Leg, instance: str) -> FailedLeg:
+    return FailedLeg(leg, UpstreamUnreachable("the instance was removed", instance=instance))
 
 
 def _kind(error: UpstreamError) -> FailureKind:
@@ -508,11 +467,3 @@ def _kind(error: UpstreamError) -> FailureKind:
             return FailureKind.TIMEOUT
         case _:
             return FailureKind.BROKEN
-
-
-def _nobody() -> NobodyAlive:
-    return NobodyAlive("no instance can take the request now")
-
-
-def _overloaded() -> Overloaded:
-    return Overloaded("every instance is at its limit")
