@@ -34,10 +34,9 @@ class Engine:
     ) -> tuple[EngineLabel, ...]:
         """The engine's labels of every full block of a prompt that starts with `tokens`."""
         width = block or self.block
+        namespace = repr((self._seed, salt, lora)).encode()
         return tuple(
-            EngineLabel(
-                hashlib.sha256(repr((self._seed, salt, lora, list(tokens[:end]))).encode()).digest()[:8]
-            )
+            EngineLabel(hashlib.sha256(namespace + repr([*tokens[:end]]).encode()).digest()[:8])
             for end in range(width, len(tokens) + 1, width)
         )
 
