@@ -106,9 +106,13 @@ def decide_local(snapshot: Snapshot, reason: Reason) -> Decision | NoRoute:
     if cluster is None:
         return NoRoute(snapshot.request.model)
     home = _Home(cluster, choose_local_prefill(cluster))
+    offers = [_examine(snapshot, home, pair) for pair in snapshot.pairs if pair.pd == cluster.name]
+    reported = max(offers, key=_distance, default=None)
+    if reported is not None:
+        reported = replace(reported, shipped=0)  # no time for a prefix to travel
     if not snapshot.request.disaggregable:
-        return _whole(snapshot, home, reason, None)
-    return _local(snapshot, home, reason, None)
+        return _whole(snapshot, home, reason, reported)
+    return _local(snapshot, home, reason, reported)
 
 
 def without(snapshot: Snapshot, excluded: frozenset[str]) -> Snapshot:
