@@ -92,12 +92,15 @@ def usable_bandwidth(state: LinkState, now: Seconds) -> BytesPerSecond:
 
 
 def utilization(state: LinkState, now: Seconds) -> float | None:
-    """Return measured egress over usable bandwidth, None without a fresh measurement."""
+    """Return measured egress over usable bandwidth.
+
+    None without a fresh measurement, and where nothing is usable: such a link is down.
+    """
     report = fresh_telemetry(state, now)
     if report is None:
         return None
     usable = usable_bandwidth(state, now)
-    return report.egress / usable if usable > 0 else float("inf")
+    return report.egress / usable if usable > 0 else None
 
 
 def is_up(state: LinkState, now: Seconds) -> bool:
