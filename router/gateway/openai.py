@@ -139,6 +139,7 @@ class Endpoint:
         finally:
             outcome.decision = routed.decision
         async with response:
+            surface.routing.settle(routed, response.decision)
             outcome.decision = response.decision
             await answer.pass_on(response)
 

@@ -162,6 +162,11 @@ class Routing:
         decision = decide(without(self._rebuild(routed), excluded))
         return self._amend(routed, decision)
 
+    def settle(self, routed: Routed, decision: Decision) -> None:
+        """Remember what a request was answered by where the relay left the decided course."""
+        if decision != routed.decision:
+            routed.record = self._log.amend(routed.record, decision)
+
     async def explain(self, ask: Ask, what_if: WhatIf) -> DecisionRecord:
         """Decide a request on live state without following, counting or logging it.
 
