@@ -36,6 +36,10 @@ class NotFound(ClientFault):
     """An unknown model, path or name (404)."""
 
 
+class MethodNotAllowed(ClientFault):
+    """The path exists, but not for this method (405)."""
+
+
 class Conflict(ClientFault):
     """The change contradicts the present state (409)."""
 

@@ -11,8 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from router import __version__
-from router.domain.errors import BadRequest, NotFound, RouterError
-from router.gateway.errors import error_document, error_response
+from router.domain.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ClientFault,
+    MethodNotAllowed,
+    NotFound,
+    RouterError,
+)
+from router.gateway.errors import error_response
 from router.service.decisions import Document
 from router.service.models import ModelCatalog
 from router.service.tenants import TenantBook
@@ -43,15 +50,28 @@ def build_application(*, title: str) -> FastAPI:
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101 - registered for it alone
-        if error.status_code == 404:
-            return await answer_router_error(request, NotFound(f"no path {request.url.path!r}"))
-        document = error_document(BadRequest(str(error.detail), code="method_not_allowed"))
-        return JSONResponse(document, error.status_code, headers=dict(error.headers or {}))
+        response = await answer_router_error(request, _explain_http(request, error))
+        response.headers.update(error.headers or {})
+        return response
 
     app.add_exception_handler(RouterError, answer_router_error)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_http)
+    app.add_exception_handler(Exception, answer_router_error)  # the framework logs what it was
     return app
+
+
+def _explain_http(request: Request, error: HTTPException) -> ClientFault:
+    """Return the framework's own refusal as one of ours."""
+    match error.status_code:
+        case 404:
+            return NotFound(f"no path {request.url.path!r}")
+        case 405:
+            return MethodNotAllowed(f"{request.method} is not for this path")
+        case 413:
+            return BodyTooLarge(str(error.detail), code="body_too_large")
+        case _:
+            return BadRequest(str(error.detail))
 
 
 def _explain_invalid(error: RequestValidationError) -> BadRequest:
