@@ -39,7 +39,7 @@ from router.service.operator import Operator, PairScope
 from router.service.routing import Ask, Routing, Supposition
 from router.service.snapshots import WhatIf
 from router.service.state import StateReport
-from router.service.tenants import DEFAULT_TENANT, Tenant, TenantBook
+from router.service.tenants import TenantBook
 
 
 class AdminRole(StrEnum):
@@ -248,9 +248,9 @@ def _add_overrides(routes: APIRouter, room: AdminRoom, viewer: Any, operator: An
     async def write_override(body: OverrideBody, caller: Caller = operator) -> Document:
         """Force a route for a model, a tenant or everybody, for a time or until cleared."""
         model = None if body.model is None else room.catalog.resolve(body.model).model.name
-        _check_tenant(room, body.tenant)
+        tenant = None if body.tenant is None else room.tenants.find(body.tenant).name
         room.operator.order_override(
-            body.route, model=model, tenant=body.tenant, ttl=body.ttl_seconds, by=caller.name
+            body.route, model=model, tenant=tenant, ttl=body.ttl_seconds, by=caller.name
         )
         return shown()
 
@@ -259,11 +259,6 @@ def _add_overrides(routes: APIRouter, room: AdminRoom, viewer: Any, operator: An
         """Drop the override of a scope; without a scope, all."""
         room.operator.clear_overrides(model=model, tenant=tenant)
         return shown()
-
-
-def _check_tenant(room: AdminRoom, name: str | None) -> None:
-    if name is not None and name not in room.tenants.names:
-        raise NotFound(f"no tenant {name!r}")
 
 
 def _add_instances(routes: APIRouter, room: AdminRoom, viewer: Any, operator: Any) -> None:  # noqa: ANN401 - as above
@@ -315,8 +310,7 @@ def _add_decisions(routes: APIRouter, room: AdminRoom, viewer: Any) -> None:  # 
 
 async def _explain(room: AdminRoom, body: ExplainBody) -> Document:
     named = room.catalog.resolve(body.model or room.catalog.models[0].name)
-    _check_tenant(room, body.tenant)
-    tenant = Tenant(body.tenant or DEFAULT_TENANT)
+    tenant = room.tenants.find(body.tenant)
     what_if = WhatIf(body.threshold, body.regime)
     request_id = room.new_request_id()
     if body.total_tokens is not None:
@@ -332,5 +326,5 @@ async def _explain(room: AdminRoom, body: ExplainBody) -> Document:
     )
     client = read_body(raw, BodyKind.CHAT if chat else BodyKind.COMPLETION)
     salt = room.tenants.cache_salt(tenant, None)
-    ask = Ask(request_id, tenant, named, client, salt)
+    ask = Ask(request_id, tenant, named, client, salt, tenant.home)
     return (await room.routing.explain(ask, what_if)).document()

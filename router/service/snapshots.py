@@ -99,10 +99,14 @@ class SnapshotBuilder:
         ]
 
     def suppose_beliefs(self, cached: Mapping[str, Tokens | None]) -> Beliefs:
-        """Return beliefs in which every instance of a cluster holds what is supposed of it."""
+        """Return beliefs in which what is supposed of a cluster is true where it may prefill.
+
+        Decode-only instances do not count for what a cluster holds (DESIGN 5).
+        """
         return {
             SourceId(member.instance.name, rank): CacheBelief(tokens, SourceState.SYNCED)
             for member in self._fleet.members
+            if member.instance.can_prefill
             for rank in range(member.instance.ranks)
             if (tokens := cached.get(member.instance.cluster)) is not None
         }

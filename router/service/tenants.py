@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from router.domain.errors import Unauthenticated
+from router.domain.errors import NotFound, Unauthenticated
 
 DEFAULT_TENANT = "default"
 
@@ -49,6 +49,20 @@ class TenantBook:
     def names(self) -> frozenset[str]:
         """The tenants' names, for bounded metric labels."""
         return frozenset(self._tenants) or frozenset({DEFAULT_TENANT})
+
+    def find(self, name: str | None) -> Tenant:
+        """Return a tenant by name. Raises NotFound.
+
+        None asks for a stranger to all of them: `default`, whose prefixes are nobody's.
+        """
+        if name is None:
+            return self._open if self.is_open else Tenant(DEFAULT_TENANT)
+        if self.is_open and name == DEFAULT_TENANT:
+            return self._open
+        try:
+            return self._tenants[name]
+        except KeyError:
+            raise NotFound(f"no tenant {name!r}", param="tenant") from None
 
     def authenticate(self, authorization: bytes | None) -> Tenant:
         """Return the tenant of an `Authorization` header's value.
