@@ -38,10 +38,12 @@ class PairScope:
         """How many of the three are named: the most specific order wins."""
         return sum(part is not None for part in (self.model, self.prfaas, self.pd))
 
-    def covers(self, model: str, prfaas: str, pd: str) -> bool:
-        """Whether the order is for this pair."""
+    def contains(self, other: PairScope) -> bool:
+        """Whether every pair of the other scope is one of this."""
         return (
-            self.model in (None, model) and self.prfaas in (None, prfaas) and self.pd in (None, pd)
+            self.model in (None, other.model)
+            and self.prfaas in (None, other.prfaas)
+            and self.pd in (None, other.pd)
         )
 
 
@@ -94,20 +96,21 @@ class Operator:
         A general order replaces what was ordered for parts of its scope: the latest word counts.
         """
         kept = {
-            other: order
-            for other, order in self._thresholds.items()
-            if other != scope and not _contains(scope, other)
+            other: order for other, order in self._thresholds.items() if not scope.contains(other)
         }
         if mode is not None:
             kept[scope] = ThresholdOrder(mode, tokens, self._clock.now(), by)
         self._thresholds = kept
 
-    def threshold_order(self, model: str, prfaas: str, pd: str) -> ThresholdOrder | None:
-        """Return the most specific order for a pair, None when the configuration rules."""
+    def threshold_order(self, asked: PairScope) -> ThresholdOrder | None:
+        """Return the most specific order that holds for all of a scope.
+
+        None when the configuration rules.
+        """
         covering = [
             (scope.specificity, order)
             for scope, order in self._thresholds.items()
-            if scope.covers(model, prfaas, pd)
+            if scope.contains(asked)
         ]
         return max(covering, key=lambda item: item[0])[1] if covering else None
 
@@ -116,7 +119,7 @@ class Operator:
 
         `auto` that has not solved anything uses the configured number (DESIGN 5).
         """
-        order = self.threshold_order(model, prfaas, pd)
+        order = self.threshold_order(PairScope(model, prfaas, pd))
         if order is None:
             return ThresholdView(self.rules.mode, self.rules.tokens)
         tokens = self.rules.tokens if order.tokens is None else order.tokens
@@ -163,12 +166,3 @@ class Operator:
         if not covering:
             return None
         return OverrideView(max(covering, key=lambda order: order.specificity).route)
-
-
-def _contains(outer: PairScope, inner: PairScope) -> bool:
-    pairs = (
-        (outer.model, inner.model),
-        (outer.prfaas, inner.prfaas),
-        (outer.pd, inner.pd),
-    )
-    return all(mine is None or mine == theirs for mine, theirs in pairs)

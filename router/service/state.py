@@ -125,9 +125,9 @@ class StateReport:
         }
 
     def threshold(self, scope: PairScope) -> Document:
-        """Return the threshold of a scope: as ordered there, else as configured."""
+        """Return the threshold of a scope: as ordered for all of it, else as configured."""
         rules = self._operator.rules
-        order = next((order for other, order in self._operator.thresholds if other == scope), None)
+        order = self._operator.threshold_order(scope)
         mode = order.mode if order else rules.mode
         tokens = order.tokens if order and order.tokens is not None else rules.tokens
         return {
@@ -157,7 +157,7 @@ class StateReport:
             for model in self._catalog.models
             for link in self._links.states
             if self._is_pair(link.link.source, link.link.target)
-            if scope.covers(model.name, link.link.source, link.link.target)
+            if scope.contains(PairScope(model.name, link.link.source, link.link.target))
             for view in [self._operator.threshold(model.name, link.link.source, link.link.target)]
         ]
 
