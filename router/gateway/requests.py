@@ -27,12 +27,12 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 def choose_request_id(offered: bytes | None, new_id: Callable[[], str]) -> str:
     """Return the client's own request id if it is short and printable, else a new one (CASES R30).
 
-    Spaces and control characters would let one log line look like two.
+    Control characters would let one log line look like two.
     """
     if offered is None or not 0 < len(offered) <= _MAX_REQUEST_ID:
         return new_id()
     text = offered.decode("latin-1")
-    return text if text.isascii() and text.isprintable() and " " not in text else new_id()
+    return text if text.isascii() and text.isprintable() else new_id()
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
