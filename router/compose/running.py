@@ -43,7 +43,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _build_server(application: Application, host: str, port: int, grace: Seconds) -> _Server:
+def build_server(application: Application, host: str, port: int, grace: Seconds) -> uvicorn.Server:
+    """Return a server that leaves signals alone and ends streams `grace` seconds after its end."""
     return _Server(
         uvicorn.Config(
             application,
@@ -74,7 +75,7 @@ async def run_gateway(
     if gateway.admin is not None and listening.admin_port is not None:
         places.append((gateway.admin, listening.admin_port))
     servers = [
-        _build_server(application, listening.host, port, listening.drain_grace)
+        build_server(application, listening.host, port, listening.drain_grace)
         for application, port in places
     ]
     sockets = [socket.create_server((listening.host, port), backlog=2048) for _, port in places]
@@ -91,7 +92,7 @@ async def run_gateway(
 
 @asynccontextmanager
 async def _draining(
-    gateway: Gateway, servers: list[_Server], delay: Seconds
+    gateway: Gateway, servers: list[uvicorn.Server], delay: Seconds
 ) -> AsyncIterator[None]:
     """Turn signals into a drain for the time of the block."""
     loop = asyncio.get_running_loop()
