@@ -184,6 +184,8 @@ async def replay(
     """
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
+    # A ROUTER drops what does not fit into its queue and ours, and says nothing of it.
+    dealer.setsockopt(zmq.RCVHWM, 0)
     try:
         dealer.connect(endpoint)
         async with asyncio.timeout(silence_seconds):

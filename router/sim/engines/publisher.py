@@ -57,6 +57,8 @@ class EventPublisher:
         self.events_port = await self._bind(pub, self._spec.events_port, patient=patient)
         if self._spec.replay_port is not None:
             self._router = self._context.socket(zmq.ROUTER)
+            # vLLM leaves the default of 1,000, beyond which a ROUTER drops without a word.
+            self._router.sndhwm = 0
             self._router.linger = 0
             self.replay_port = await self._bind(
                 self._router, self._spec.replay_port, patient=patient
