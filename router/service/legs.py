@@ -72,4 +72,7 @@ def select_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 def find_header(headers: Headers, name: bytes) -> bytes:
     """Return the first value of a field, empty without it."""
-    return next((value for key, value in headers if key == name), b"")
+    for key, value in headers:
+        if key == name:
+            return value
+    return b""

@@ -9,7 +9,6 @@ coding nobody here reads, streams as it is; if that breaks off the client's conn
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -91,17 +90,13 @@ class RelayedResponse:
         kind = "streaming" if self.body is None else f"{len(self.body)} bytes"
         return f"<RelayedResponse {self.status}, {kind}>"
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body's pieces as they arrive.
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Iterate over the body's pieces as they arrive.
 
         Raises UpstreamBroken or UpstreamTimeout where the body was cut and nothing in it can say
         so: the client's connection must then be aborted, never ended.
         """
-        if self.body is not None:
-            yield self.body
-        elif self._source is not None:
-            async for chunk in self._source:
-                yield chunk
+        return _one_piece(self.body or b"") if self._source is None else self._source
 
     async def aclose(self) -> None:
         """Cut what is still running and free everything. Idempotent."""
@@ -142,6 +137,7 @@ class AnswerReader:
         self._whole_limit = whole_limit
         self._named_errors = named_errors
         coding = find_header(response.headers, b"content-encoding")
+        self._began = False
         self._opaque = not _is_readable(coding)
         self.headers = select_answer_headers(response.headers)
 
@@ -152,13 +148,14 @@ class AnswerReader:
         told nothing.
         """
         kind = find_header(self._response.headers, b"content-type")
-        chunks = self._chunks()
+        chunks = _read_plain(self._response, self._instance)
         if self._opaque:
             return self._copy(b"", chunks)
         if kind.strip().lower().startswith(b"text/event-stream"):
             return self._stream(EventStream(self._rewriter), chunks)
         held = bytearray()
         async for chunk in chunks:
+            self._note_byte()
             held += chunk
             if len(held) > self._whole_limit:
                 return self._copy(bytes(held), chunks)
@@ -166,25 +163,19 @@ class AnswerReader:
         self._watch.ended(rewritten.usage, 0, complete=True)
         return rewritten.text
 
-    async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body, unpacked; note its first byte."""
-        began = False
-        async for chunk in _read_plain(self._response, self._instance):
-            if not began:
-                began = True
-                self._watch.began()
-            yield chunk
+    def _note_byte(self) -> None:
+        if not self._began:
+            self._began = True
+            self._watch.began()
 
-    async def _copy(
-        self, held: bytes, chunks: AsyncGenerator[bytes, None]
-    ) -> AsyncGenerator[bytes, None]:
+    async def _copy(self, held: bytes, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         complete = False
         try:
             if held:
                 yield held
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
+            async for chunk in chunks:
+                self._note_byte()
+                yield chunk
             complete = True
         except UpstreamError as error:
             self._watch.broke(error)
@@ -193,14 +184,14 @@ class AnswerReader:
             self._watch.ended(None, 0, complete=complete)
 
     async def _stream(
-        self, events: EventStream, chunks: AsyncGenerator[bytes, None]
+        self, events: EventStream, chunks: AsyncIterator[bytes]
     ) -> AsyncGenerator[bytes, None]:
         complete = False
         try:
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    if ready := events.feed(chunk):
-                        yield ready
+            async for chunk in chunks:
+                self._note_byte()
+                if ready := events.feed(chunk):
+                    yield ready
             rest = events.finish()
             complete = events.ended
             if rest or not complete:
@@ -232,13 +223,20 @@ def _is_readable(coding: bytes) -> bool:
     return coding.strip().lower() in {b"", b"identity"} or can_unpack(coding)
 
 
-async def _read_plain(response: EngineResponse, instance: str) -> AsyncIterator[bytes]:
-    """Yield the body's bytes, unpacked where that is possible."""
-    chunks = response.chunks()
+def _read_plain(response: EngineResponse, instance: str) -> AsyncIterator[bytes]:
+    """Iterate over the body's bytes, unpacked where that is possible."""
     if can_unpack(find_header(response.headers, b"content-encoding")):
-        chunks = unpack(chunks)
+        return _unpack(response.chunks(), instance)
+    return response.chunks()
+
+
+async def _unpack(chunks: AsyncIterator[bytes], instance: str) -> AsyncIterator[bytes]:
     try:
-        async for chunk in chunks:
+        async for chunk in unpack(chunks):
             yield chunk
     except ValueError as error:
         raise UpstreamBroken(str(error), instance=instance, processed=True) from error
+
+
+async def _one_piece(body: bytes) -> AsyncIterator[bytes]:
+    yield body
