@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvmeta.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, UnknownEvent
 from kvmeta.hashing import TOKEN_BYTES, chain_root, extend_chain
 from kvmeta.match import AnnouncedGroup
-from kvmeta.types import BlockHash, CacheLayout, EngineLabel, GroupKind
+from kvmeta.types import GPU, BlockHash, CacheLayout, EngineLabel, GroupKind
 from kvmeta.waiting import Link, Place, WaitingRoom
 
 MAX_PLACES = 256
@@ -39,7 +40,14 @@ Holdings = dict[Place, dict[BlockHash, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Forgotten:
+    """What a cleared ledger knew: large dicts, for the back end to take apart in its own time."""
+
+    held: Holdings
+    names: dict[EngineLabel, BlockHash]
+
+
+class Change(NamedTuple):
     """`block` appeared at `place` (its first copy) or vanished from it (its last)."""
 
     block: BlockHash
@@ -141,14 +149,18 @@ class SourceLedger:
         self._forget_unheld()
         return outcome
 
-    def clear(self) -> Holdings:
-        """Empty every place and return what was held; the groups stay, the engine has them."""
+    def clear(self) -> Forgotten:
+        """Empty every place, in O(1), and return what was known of it; the groups stay.
+
+        The engine still has its groups, and a group that announced nothing since is needed too.
+        """
+        forgotten = Forgotten(self._held, self._names)
         held = self._held
         self._held = {place: {} for place in held}
         self._names = {}
         self._count = 0
         self._waiting.clear()
-        return held
+        return forgotten
 
     # -- stores ------------------------------------------------------------------------------
 
@@ -201,38 +213,62 @@ class SourceLedger:
 
     def _store_dense(self, event: BlockStored, place: Place) -> None:
         trusted = self._trusts_tokens(event)
-        running = self._start_of(event) if trusted else None
-        parent = event.parent
-        width = event.block_size * TOKEN_BYTES
+        start = self._start_of(event) if trusted else None
+        # Blocks from `first` on are named by the chain, those before it by their labels at best.
+        first = 0 if start is not None else len(event.labels)
+        chain = self._chain(start, event, 0) if start is not None else []
         for position, label in enumerate(event.labels):
-            tokens = event.tokens[position * width : (position + 1) * width]
-            extra = event.extras[position] if event.extras else b""
-            known = self._names.get(label)
-            if running is not None:
-                name = self._extend(running, tokens, extra)
-                if known is not None and known != name:
+            name = self._names.get(label)
+            if position >= first:
+                computed = chain[position - first]
+                if name is not None and name != computed:
                     # One label for two contents: believe the first, and nothing that follows.
                     self._errors["label_conflict"] += 1
                     self._outcome.refused += len(event.labels) - position
                     return
-                known = name
-            if known is None:
-                link = Link(parent, tokens, extra) if trusted and parent is not None else None
+                name = computed
+            elif name is not None and trusted:
+                first = position + 1
+                chain = self._chain(name, event, first)
+            if name is None:
+                link = self._link(event, position) if trusted else None
                 self._store_labelled(label, place, link)
-            elif self._name(label, known):
-                self._hold(label, known, place)
-            running = known if trusted else None
-            parent = label
+            elif self._name(label, name):
+                self._hold(label, name, place)
+
+    def _chain(self, start: BlockHash, event: BlockStored, position: int) -> list[BlockHash]:
+        """Name the engine's blocks from `position` on, given the name before them.
+
+        A block of several hash units is named by its last; its extra belongs to its first.
+        """
+        units = event.block_size // self._layout.block_size
+        extras = {
+            at * units: extra for at, extra in enumerate((event.extras or ())[position:]) if extra
+        }
+        tokens = event.tokens[position * event.block_size * TOKEN_BYTES :]
+        names = extend_chain(start, tokens, self._layout.block_size, extras)
+        return names if units == 1 else names[units - 1 :: units]
+
+    def _link(self, event: BlockStored, position: int) -> Link | None:
+        """How the block at `position` follows from the one before it."""
+        parent = event.labels[position - 1] if position else event.parent
+        if parent is None:
+            return None
+        width = event.block_size * TOKEN_BYTES
+        tokens = event.tokens[position * width : (position + 1) * width]
+        return Link(parent, tokens, event.extras[position] if event.extras else b"")
 
     def _trusts_tokens(self, event: BlockStored) -> bool:
         """Whether tokens alone name the blocks of `event`.
 
-        Not if this engine tells extras elsewhere and does not here (offload tiers never do): the
-        block may be salted or hold an image. Its label still names it.
+        Not if extras are left out by an engine that tells them elsewhere, or of an offload tier,
+        which never knows them: the block may be salted or hold an image. Its label still names it.
         """
         if event.extras is not None:
             self._tells_extras = True
             return True
+        if event.medium != GPU:
+            return False
         self._kept_silent = True
         return not self._tells_extras
 
@@ -242,7 +278,7 @@ class SourceLedger:
         return self._names.get(event.parent)
 
     def _extend(self, parent: BlockHash, tokens: bytes, extra: bytes) -> BlockHash:
-        """Name one engine block; an extra of a block of several units belongs to its first."""
+        """Name one engine block, which may be several units long."""
         extras = {0: extra} if extra else {}
         return extend_chain(parent, tokens, self._layout.block_size, extras)[-1]
 

@@ -282,14 +282,17 @@ class IndexSuite:
         assert await reader.hit(A, X, salt="t1") == 16
         assert await reader.hit(A, X) == 0
 
+    @pytest.mark.parametrize("after_gpu_events", [True, False])
     async def test_r51_an_offloaded_copy_that_nothing_explains_is_never_unsalted(
-        self, reader: Reader
+        self, reader: Reader, *, after_gpu_events: bool
     ) -> None:
-        """Names of another hash (LMCache's) tell no salt: they wait and give no hit."""
-        await reader.apply(A, Engine().stored(list(range(8))))
+        """Names of another hash (LMCache's), or lost GPU events: they wait and give no hit."""
+        if after_gpu_events:
+            await reader.apply(A, Engine().stored(list(range(8))))
         await reader.apply(A, Engine(seed="lmcache").stored(X, told=False, medium="CPU"))
         assert await reader.hit(A, X) == 0
         assert (await reader.report(A)).waiting == 4
+        assert await reader.hit(A, X, salt="t1") == 0, "and the source still tells salts"
 
     async def test_adapters_are_namespaces(self, reader: Reader) -> None:
         """The base model's blocks are not an adapter's."""
