@@ -7,6 +7,7 @@ for that; downwards, because an engine's CORS, cookies and server names are not 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from router.domain.decision import Placement
@@ -24,6 +25,10 @@ _UPWARDS: Final = frozenset(
 _DOWNWARDS: Final = frozenset(
     {b"content-type", b"content-language", b"cache-control", b"retry-after", b"warning"}
 )
+_MAX_FORWARDED_BYTES: Final = 4096
+"""W3C asks for at least 512 bytes of `tracestate`; engines' servers take heads of 64 KiB."""
+
+_PRINTABLE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _SUFFIXES: Final = {Leg.PREFILL: "p", Leg.DECODE: "d"}
 
 
@@ -50,7 +55,7 @@ def form_call(
         (b"accept-encoding", b"identity"),
         (b"x-request-id", f"{request_id}-{suffix}".encode("ascii")),
     ]
-    headers += [field for field in client_headers if field[0] in _UPWARDS]
+    headers += [field for field in client_headers if field[0] in _UPWARDS and _is_sound(field[1])]
     if target.instance.api_key:
         headers.append((b"authorization", b"Bearer " + target.instance.api_key.encode()))
     if placement.rank is not None:
@@ -63,6 +68,11 @@ def form_call(
         headers=headers,
         timeouts=timeouts,
     )
+
+
+def _is_sound(value: bytes) -> bool:
+    """Whether a client's header value can and may go on."""
+    return len(value) <= _MAX_FORWARDED_BYTES and _PRINTABLE.fullmatch(value) is not None
 
 
 def select_headers(headers: Headers) -> list[tuple[bytes, bytes]]:

@@ -347,9 +347,8 @@ async def test_long_answers_stream_and_keep_their_bytes() -> None:
 
 async def test_a_hand_off_older_than_its_lease_is_thrown_away() -> None:
     """A stale hand-off is never sent: the prompt is prefilled again, then decoded alone."""
-    settings = RelaySettings(timeouts=Timeouts(1.0, 5.0, 5.0), lease=5.0, lease_margin=5.0)
+    settings = RelaySettings(timeouts=Timeouts(1.0, 5.0, 5.0), lease=5.0, lease_margin=6.0)
     async with a_scene(settings) as scene:
-        await asyncio.sleep(0)
         response, _ = await scene.answer(Route.PRFAAS)
         assert len(scene.remote.requests) == 2
         assert scene.decode.requests[0].json() == json.loads(PROMPT)
@@ -383,3 +382,18 @@ async def test_r18_a_long_silent_prefill_is_healthy() -> None:
         response, _ = await scene.answer(Route.LOCAL)
         assert response.status == 200
         assert scene.rig.hook.fallbacks == []
+
+
+async def test_headers_that_http_cannot_carry_are_dropped() -> None:
+    """A client's malformed or huge trace header costs the header, not the request."""
+    headers = [
+        (b"traceparent", b"00-a\x01b"),
+        (b"tracestate", b"x" * 10_000),
+        (b"x-session-id", b"fine"),
+    ]
+    async with a_scene() as scene:
+        response, _ = await scene.answer(None, headers=headers)
+        call = scene.decode.requests[0]
+    assert response.status == 200
+    assert call.header("x-session-id") == "fine"
+    assert call.header("traceparent") is call.header("tracestate") is None
