@@ -311,7 +311,7 @@ def _make_relay(core: Core, routing: Routing, routed: Routed) -> Relay:
     return Relay(
         client=core.engines,
         planner=RequestPlanner(routing, core.fleet, routed),
-        ledger=RequestLedger(core.fleet, core.links, routed.ask.named.model),
+        ledger=RequestLedger(core.fleet, core.links, routed),
         hook=core.metrics,
         connector=core.connector,
         clock=core.clock,

@@ -61,7 +61,10 @@ class PrefillLeg:
 
 @dataclass(slots=True)
 class Member:
-    """One instance and everything that changes about it."""
+    """One instance and everything that changes about it.
+
+    `decodes_due` counts the prefills elsewhere that will be decoded here.
+    """
 
     instance: Instance
     state: InstanceState = InstanceState.ACTIVE
@@ -70,6 +73,7 @@ class Member:
     reading: EngineReading | None = None
     prefills: list[PrefillLeg] = field(default_factory=list)
     decodes: int = 0
+    decodes_due: int = 0
     busy_until: Seconds = 0.0
     transitions: int = 0
 
@@ -77,6 +81,11 @@ class Member:
     def inflight(self) -> int:
         """Legs of ours that run there now."""
         return len(self.prefills) + self.decodes
+
+    @property
+    def promised(self) -> int:
+        """Legs of ours that run there now or will when their prefill is done."""
+        return self.inflight + self.decodes_due
 
 
 class Fleet:
@@ -201,6 +210,23 @@ class Fleet:
                 other.expected for other in member.prefills
             )
             member.breaker = step_abandoned(member.breaker)
+
+    @contextmanager
+    def decode_due(self, name: str) -> Iterator[None]:
+        """Count a decode that a running prefill will need, for the time of the block.
+
+        A prefill takes seconds. Were its decode counted only afterwards, all that is decided in
+        the meantime would go to the same idle instance.
+        """
+        member = self._members.get(name)
+        if member is None:
+            yield
+            return
+        member.decodes_due += 1
+        try:
+            yield
+        finally:
+            member.decodes_due -= 1
 
     @contextmanager
     def decode_leg(self, name: str) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from router.domain.decision import Decision, NoRoute, Placement, Reason
 from router.domain.errors import NotFound
@@ -10,7 +11,7 @@ from router.domain.topology import ClusterKind
 from router.domain.units import Bytes, Tokens
 from router.service.fleet import Fleet
 from router.service.links import LinkBoard
-from router.service.models import NamedModel, ServedModel
+from router.service.models import NamedModel
 from router.service.relay_ports import Booking, FailureKind, Leg, Target
 from router.service.routing import Routed, Routing
 
@@ -57,10 +58,10 @@ def _served_name(named: NamedModel, own: str | None) -> str:
 class RequestLedger:
     """Counts this request's legs and bytes in the fleet and on the links."""
 
-    def __init__(self, fleet: Fleet, links: LinkBoard, model: ServedModel) -> None:
+    def __init__(self, fleet: Fleet, links: LinkBoard, routed: Routed) -> None:
         self._fleet = fleet
         self._links = links
-        self._model = model
+        self._routed = routed
         self._kinds = {cluster.name: cluster.kind for cluster in fleet.clusters}
 
     def leg(
@@ -69,11 +70,19 @@ class RequestLedger:
         """Count one call while the block runs."""
         match leg:
             case Leg.PREFILL:
-                kind = self._kinds.get(placement.cluster, ClusterKind.PD)
-                expected = self._model.prefill_seconds(kind, compute_tokens)
-                return self._fleet.prefill_leg(placement.instance, expected)
+                return self._prefill(placement, compute_tokens)
             case Leg.DECODE:
                 return self._fleet.decode_leg(placement.instance)
+
+    @contextmanager
+    def _prefill(self, placement: Placement, compute_tokens: Tokens) -> Iterator[None]:
+        kind = self._kinds.get(placement.cluster, ClusterKind.PD)
+        expected = self._routed.ask.named.model.prefill_seconds(kind, compute_tokens)
+        with (
+            self._fleet.prefill_leg(placement.instance, expected),
+            self._fleet.decode_due(self._routed.decision.decode.instance),
+        ):
+            yield
 
     def book(self, link: str, size: Bytes) -> Booking:
         """Reserve bytes on a link until the booking is released."""

@@ -181,7 +181,7 @@ class SnapshotBuilder:
             ahead=self._fleet.ahead_seconds(member, mean_prefill),
             prefill=model.prefill_seconds(kind, uncached),
             queue_depth=self._fleet.queue_depth(member),
-            inflight=max(member.inflight, reading.running + reading.waiting if reading else 0),
+            inflight=max(member.promised, reading.running + reading.waiting if reading else 0),
             slots=model.decode_slots,
             rank=rank,
         )
