@@ -1,0 +1,201 @@
+"""The unmodified `openai` client against a whole gateway over stand-in engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.fakes.scripted_engine import RefusedPort
+from tests.fakes.systems import (
+    RECURRENT,
+    System,
+    fresh_ids,
+    routing,
+    scripted_system,
+    standin_system,
+)
+
+KEY = "sk-acme"
+TENANTS = [{"name": "acme", "api_keys": [KEY]}]
+WORDS = "the quick brown fox jumps over the lazy dog and runs away from it "
+
+
+@asynccontextmanager
+async def connected(system: System, **options: Any) -> AsyncIterator[AsyncOpenAI]:  # noqa: ANN401
+    """An asynchronous client for the time of the block."""
+    settings = {"api_key": KEY, "max_retries": 0, "timeout": 10, **options}
+    async with AsyncOpenAI(base_url=f"{system.url}/v1", **settings) as client:
+        yield client
+
+
+def chat(size: int) -> list[Any]:
+    """A conversation of about so many words."""
+    return [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": (WORDS * (size // 10 + 1))[: size * 4]},
+    ]
+
+
+async def test_chats_on_both_routes(tmp_path: Path) -> None:
+    """Short chats run locally, long ones over PrfaaS; both are whole ChatCompletions."""
+    async with standin_system(tmp_path, groups=RECURRENT) as system, connected(system) as client:
+        for size, route in ((10, "local"), (1000, "prfaas")):
+            raw = await client.chat.completions.with_raw_response.create(
+                model="tiny", messages=chat(size), max_tokens=12
+            )
+            assert raw.headers["x-prfaas-route"] == route
+            answer = raw.parse()
+            assert answer.model == "tiny"
+            assert answer.choices[0].message.role == "assistant"
+            assert answer.choices[0].message.content
+            assert answer.choices[0].finish_reason in ("stop", "length")
+            assert answer.usage is not None
+            assert answer.usage.prompt_tokens == int(raw.headers["x-prfaas-total-tokens"])
+            assert answer.usage.total_tokens == (
+                answer.usage.prompt_tokens + answer.usage.completion_tokens
+            )
+
+
+@pytest.mark.parametrize("include_usage", [None, False, True])
+async def test_streams(tmp_path: Path, include_usage: bool | None) -> None:
+    """A stream's pieces join to the whole answer; usage comes exactly where it was asked for."""
+    options: dict[str, Any] = (
+        {} if include_usage is None else {"stream_options": {"include_usage": include_usage}}
+    )
+    async with standin_system(tmp_path) as system, connected(system) as client:
+        for size in (10, 1000):
+            asked: dict[str, Any] = {"model": "tiny", "messages": chat(size), "max_tokens": 12}
+            whole = await client.chat.completions.create(**asked)
+            chunks = [
+                chunk
+                async for chunk in await client.chat.completions.create(
+                    **asked, stream=True, **options
+                )
+            ]
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            assert text == whole.choices[0].message.content
+            bare = [chunk for chunk in chunks if not chunk.choices]
+            assert len(bare) == (1 if include_usage else 0)
+            if include_usage:
+                assert bare == chunks[-1:]
+                assert bare[0].usage is not None
+                assert whole.usage is not None
+                assert bare[0].usage.completion_tokens == whole.usage.completion_tokens
+
+
+async def test_the_same_prompt_gives_the_same_answer_on_both_routes(tmp_path: Path) -> None:
+    """Ids and text alike are answered the same whether the KV came over the link or not."""
+    async with standin_system(tmp_path) as system, connected(system) as client:
+        for prompt in (fresh_ids(300), WORDS * 30):
+            texts = []
+            for route in ("local", "prfaas"):
+                await system.order("PUT", "override", {"route": route})
+                raw = await client.completions.with_raw_response.create(
+                    model="tiny", prompt=prompt, max_tokens=20
+                )
+                assert raw.headers["x-prfaas-route"] == route
+                texts.append(raw.parse().choices[0].text)
+            assert texts[0] == texts[1] != ""
+
+
+async def test_completions_stream(tmp_path: Path) -> None:
+    """A streamed completion of token ids joins to the whole one."""
+    async with standin_system(tmp_path) as system, connected(system) as client:
+        asked: dict[str, Any] = {"model": "tiny", "prompt": fresh_ids(300), "max_tokens": 20}
+        whole = await client.completions.create(**asked)
+        stream = await client.completions.create(**asked, stream=True)
+        assert "".join([c.choices[0].text async for c in stream]) == whole.choices[0].text
+
+
+async def test_models(tmp_path: Path) -> None:
+    """`models.list` names every configured model, alias and adapter; `retrieve` finds one."""
+    model = {"aliases": ["org/little"], "loras": [{"name": "poet"}]}
+    async with scripted_system(tmp_path, model=model) as system, connected(system) as client:
+        names = [each.id async for each in client.models.list()]
+        assert names == ["tiny", "org/little", "poet"]
+        assert (await client.models.retrieve("org/little")).id == "org/little"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("gpt-9")
+
+
+async def test_the_synchronous_client(tmp_path: Path) -> None:
+    """The synchronous client chats and streams as well."""
+
+    def use(url: str) -> tuple[str | None, str]:
+        with OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
+            asked: dict[str, Any] = {"model": "tiny", "messages": chat(10), "max_tokens": 8}
+            whole = client.chat.completions.create(**asked).choices[0].message.content
+            stream = client.chat.completions.create(**asked, stream=True)
+            return whole, "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    async with standin_system(tmp_path) as system:
+        whole, streamed = await asyncio.to_thread(use, system.url)
+    assert whole == streamed != ""
+
+
+async def test_errors_have_their_classes(tmp_path: Path) -> None:
+    """Each refusal of the gateway or the engine is the class that the client has for it."""
+    asked: dict[str, Any] = {"model": "tiny", "messages": chat(10)}
+    async with standin_system(tmp_path, tenants=TENANTS) as system, connected(system) as client:
+        with pytest.raises(openai.AuthenticationError) as wrong:
+            await client.with_options(api_key="sk-other").chat.completions.create(**asked)
+        assert wrong.value.code == "invalid_api_key"
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.chat.completions.create(**{**asked, "model": "gpt-9"})
+        assert unknown.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as gateways:
+            await client.chat.completions.create(**{**asked, "messages": "hello"})
+        assert gateways.value.param == "messages"
+        with pytest.raises(openai.BadRequestError) as engines:
+            await client.chat.completions.create(**asked, max_tokens=-1)
+        assert "max_tokens" in engines.value.message
+        assert engines.value.response.headers["x-prfaas-route"] == "local"
+        with pytest.raises(openai.BadRequestError):
+            await client.completions.create(model="tiny", prompt=fresh_ids(8300), max_tokens=1)
+
+
+async def test_nobody_alive_is_the_503_that_the_client_retries(tmp_path: Path) -> None:
+    """With nobody alive the client's own retries run, and end in its 503 class."""
+    with RefusedPort() as nobody:
+        entries = {"d0": {"url": nobody}}
+        async with (
+            scripted_system(tmp_path, entries=entries) as system,
+            connected(system) as client,
+        ):
+            with pytest.raises(openai.InternalServerError) as gone:
+                await client.chat.completions.create(model="tiny", messages=chat(5))
+    assert gone.value.status_code == 503
+    assert gone.value.response.headers["retry-after"]
+
+
+async def test_a_broken_stream_raises_in_the_client(tmp_path: Path) -> None:
+    """An engine that dies in mid-stream is an APIError of the client, not a short answer."""
+    async with standin_system(tmp_path) as system, connected(system) as client:
+        system.host("d0").faults.broken_stream_after = 1
+        stream = await client.chat.completions.create(
+            model="tiny", messages=chat(10), max_tokens=50, stream=True
+        )
+        with pytest.raises(openai.APIError):
+            async for _ in stream:
+                pass
+        await system.settled()
+
+
+async def test_closing_a_stream_frees_everything(tmp_path: Path) -> None:
+    """A client that closes its stream early leaves nothing in flight."""
+    async with standin_system(tmp_path, time_scale=1) as system, connected(system) as client:
+        stream = await client.chat.completions.create(
+            model="tiny", messages=chat(10), max_tokens=2000, stream=True
+        )
+        await anext(aiter(stream))
+        await stream.close()
+        await system.settled()
+        response = await system.complete(10)
+        assert routing(response) == ("local", "below_threshold")
