@@ -42,8 +42,8 @@ MAX_WAITING = 16_384
 """Labels a source may have waiting; one step's sparse events wait for the same step's dense one."""
 
 _SWEEP_PER_WRITE = 256
-"""Retired bits and names cleared with every write, about 0.2 ms, beside four for every block that it
-brings: a bit and a name each, twice as fast as they are made."""
+"""Retired bits and names cleared with every write, about 0.2 ms, beside four for every block that
+the write brings: a bit and a name each, twice as fast as they are made."""
 
 
 @dataclass(slots=True)

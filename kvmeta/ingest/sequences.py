@@ -13,10 +13,12 @@ Phases, and what each observation means in them:
                       ask from the first missing ·
                       at or below the last live:
                       restart · else: duplicate
-    ReplayAnswer      (ignored: abandoned)           next: apply · below: skip · above: lost
+    ReplayAnswer      (ignored: abandoned)           next: apply · below: skip · above: lost if
+                                                     it is the first, else ask for the rest
     ReplayEnd         (ignored)                      settle the question asked, then go through
                                                      what was held as if it came now
-    ReplayFailed      (ignored)                      settle it for the worse, then the same
+    ReplayFailed      (ignored)                      ask for the rest if anything came since the
+                                                     last request, else settle it for the worse
     Reconnected       verify; no replay: forget      ATTACHING: ask from 0 anew · else: verify
     ProbeDue          verify, or attach again if     (ignored)
                       an attach or a fill failed
@@ -154,8 +156,9 @@ class SequenceState:
 
     `next` is the number to apply next, None while nothing is known of this epoch. `last_live` is
     the last number that came live. `recent` are digests of the payloads applied last, ending with
-    number `next - 1`. `answered`: the running replay gave at least one message. `must_verify`:
-    nothing can be believed unless the running check passes. `reattach`: a replay failed where it
+    number `next - 1`. `answered`: the open question got at least one answer; `first_due`: the
+    latest request has not got its first. `must_verify`: nothing can be believed unless the running
+    check passes. `reattach`: a replay failed where it
     mattered; ask from 0 again at the next probe.
     """
 
@@ -166,6 +169,7 @@ class SequenceState:
     recent: tuple[bytes, ...] = ()
     held: tuple[LiveMessage, ...] = ()
     answered: bool = False
+    first_due: bool = False
     must_verify: bool = False
     reattach: bool = False
 
@@ -212,8 +216,23 @@ def _begin(state: SequenceState) -> SequenceState:
 
 def _ask(state: SequenceState, phase: Phase, start: int, actions: list[Action]) -> Step:
     reattach = state.reattach and phase is not Phase.ATTACHING
-    asking = replace(state, phase=phase, answered=False, must_verify=False, reattach=reattach)
+    asking = replace(
+        state,
+        phase=phase,
+        answered=False,
+        first_due=True,
+        must_verify=False,
+        reattach=reattach,
+    )
     return asking, [*actions, AskReplay(start)]
+
+
+def _ask_on(state: SequenceState, cause: str) -> Step:
+    """The replay lost its thread on the way, not in the publisher's buffer: ask for the rest.
+
+    Ends, since every request but the last brought at least one message.
+    """
+    return replace(state, first_due=True), [Count(cause), AskReplay(state.next or 0)]
 
 
 def _hold(state: SequenceState, message: LiveMessage) -> Step:
@@ -256,7 +275,7 @@ def _repeat(state: SequenceState, message: LiveMessage) -> Step:
     if back <= len(state.recent):
         if state.recent[-back] != _digest(message.payload):
             return _restart(state, message)
-        return replace(state, last_live=message.sequence), [Count("duplicate")]
+        return replace(state, last_live=message.sequence), []
     if not state.can_replay:
         return _restart(state, message)
     return _verify(replace(state, held=(message, *state.held)), required=True)
@@ -295,18 +314,18 @@ def _go_through_held(state: SequenceState, actions: list[Action]) -> Step:
 
 
 def _take_answer(state: SequenceState, answer: ReplayAnswer) -> Step:
-    first = not state.answered
-    state = replace(state, answered=True)
+    if state.phase is Phase.LISTENING:
+        return state, []
+    first, due = not state.answered, state.first_due
+    state = replace(state, answered=True, first_due=False)
     match state.phase:
-        case Phase.LISTENING:
-            return replace(state, answered=False), []
         case Phase.ATTACHING if first:
             trust = SourceState.SYNCED if answer.sequence == 0 else SourceState.PARTIAL
             return _take_from(_begin(state), answer, [BeginEpoch(trust)])
         case Phase.VERIFYING if first:
             return _compare(state, answer)
-        case Phase.ATTACHING | Phase.FILLING | Phase.VERIFYING:
-            return _continue(state, answer)
+        case _:
+            return _continue(state, answer, due=due)
 
 
 def _take_from(state: SequenceState, answer: ReplayAnswer, actions: list[Action]) -> Step:
@@ -314,12 +333,15 @@ def _take_from(state: SequenceState, answer: ReplayAnswer, actions: list[Action]
     return after, [*actions, apply]
 
 
-def _continue(state: SequenceState, answer: ReplayAnswer) -> Step:
+def _continue(state: SequenceState, answer: ReplayAnswer, *, due: bool) -> Step:
+    """One more answer; `due` if it is the first to its request."""
     if state.next is not None and answer.sequence < state.next:
-        return state, [Count("duplicate")]
+        return state, []
     if answer.sequence == state.next:
         return _take_from(state, answer, [])
-    # The buffer begins after what is missing, or has a hole: that is gone for good.
+    if not due:
+        return _ask_on(state, "replay_hole")
+    # The buffer begins after what is missing: that is gone for good.
     lost: list[Action] = [Count("lost"), BeginEpoch(SourceState.PARTIAL)]
     return _take_from(_begin(state), answer, lost)
 
@@ -327,13 +349,13 @@ def _continue(state: SequenceState, answer: ReplayAnswer) -> Step:
 def _compare(state: SequenceState, answer: ReplayAnswer) -> Step:
     """The first answer to "number n again?", where n was applied last."""
     if not state.next:  # nothing was applied yet, so this is simply what comes next
-        return _continue(state, answer)
+        return _continue(state, answer, due=True)
     if answer.sequence >= state.next:
         # n has left the buffer, so nobody can tell whether this is the same process.
         lost: list[Action] = [Count("lost"), BeginEpoch(SourceState.PARTIAL)]
         return _take_from(_begin(state), answer, lost)
     if answer.sequence < state.next - 1:
-        return replace(state, answered=False), [Count("duplicate")]
+        return replace(state, answered=False, first_due=True), []
     if _digest(answer.payload) != state.recent[-1]:
         return _attach_anew(state)
     # The same process: what it sent live below `next` are repeats of what was applied.
@@ -367,6 +389,8 @@ def _fail_replay(state: SequenceState) -> Step:
     match state.phase:
         case Phase.LISTENING:
             return state, []
+        case _ if not state.first_due:
+            return _ask_on(state, "replay_broken")
         case Phase.ATTACHING if not state.answered:
             return _go_through_held(replace(state, reattach=True), [Count("replay_failed")])
         case Phase.FILLING:

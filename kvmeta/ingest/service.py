@@ -45,6 +45,9 @@ REPLAY_SILENCE_SECONDS = 5.0
 INBOX_OBSERVATIONS = 1_024
 """Beyond it the listener stops reading and ZeroMQ's own bounded queue takes over."""
 
+_LONG_SECONDS = 60.0
+"""A task that lasted this long did not fail for the reason for which the one before it did."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -130,14 +133,19 @@ class KvIngest:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep_following(self, spec: SourceSpec, context: zmq.asyncio.Context) -> None:
-        for pause in _pauses():
+        now = asyncio.get_running_loop().time
+        pauses = _pauses()
+        while True:
+            began = now()
             try:
                 await self._follow(spec, context)
             except Exception:  # noqa: BLE001  # the root of a source's task: the others go on
                 _LOG.warning("KV events of %s: task failed, attaching anew", spec.source)
                 _LOG.debug("KV events of %s", spec.source, exc_info=True)
                 self._hook.error(spec.source, "task_failed")
-            await asyncio.sleep(pause)
+            if now() - began > _LONG_SECONDS:
+                pauses = _pauses()
+            await asyncio.sleep(next(pauses))
 
     async def _follow(self, spec: SourceSpec, context: zmq.asyncio.Context) -> None:
         await self._index.begin_epoch(spec.source, SourceState.UNKNOWN)

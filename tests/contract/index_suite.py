@@ -360,6 +360,8 @@ class IndexSuite:
         await reader.apply(A, removed(labels[2:3]))
         await reader.apply(A, engine.stored(X[:8]))
         assert await reader.hit(A, X) == 8
+        report = await reader.report(A)
+        assert (report.blocks, report.waiting) == (3, 0), "the last block is named already"
         await reader.apply(A, engine.stored(X[:12], start=2))
         assert await reader.hit(A, X) == 16
 

@@ -197,6 +197,15 @@ async def test_a_late_attach_is_replayed_from_the_beginning() -> None:
         assert engine.asked[0] == 0
 
 
+async def test_a_long_replay_arrives_whole() -> None:
+    """Thousands of batches come at once, many times a socket's default high-water mark."""
+    async with KvPublisher() as engine, running() as scene:
+        await publish(engine, *range(5_000), lost=True)
+        await scene.follow(engine)
+        await scene.holds(0, 4_999)
+        assert scene.index.applied == list(range(5_000))
+
+
 async def test_a_late_attach_without_the_beginning_is_partial() -> None:
     """What the buffer lost may have been anything."""
     async with KvPublisher(buffer_size=2) as engine, running() as scene:

@@ -76,8 +76,11 @@ class World:
         self.published = []
         self.observe(Reconnected())
 
-    def serve(self, *, fails: bool) -> None:
-        """Serve the open replay request wholly, as one publisher thread does."""
+    def serve(self, *, fails: bool, drop: int | None = None, until: int | None = None) -> None:
+        """Serve the open replay request wholly, as one publisher thread does.
+
+        `drop`: a socket on the way loses the answer in that place. `until`: it breaks off there.
+        """
         if self.asked is None:
             return
         start, self.asked = self.asked, None
@@ -85,8 +88,11 @@ class World:
             self.observe(ReplayFailed())
             return
         kept = self.published[-self.buffer_size :]
-        for number, payload in kept:
-            if number >= start:
+        for place, (number, payload) in enumerate(kept):
+            if place == until:
+                self.observe(ReplayFailed())
+                return
+            if number >= start and place != drop:
                 self.observe(ReplayAnswer(number, payload))
                 if self.asked is not None:
                     return  # the machine gave this replay up and asked another
@@ -103,7 +109,7 @@ class World:
 
 
 MOVES = st.sampled_from(
-    ["deliver", "deliver", "deliver", "lose", "serve", "fail", "probe", "restart"]
+    ["deliver", "deliver", "deliver", "lose", "serve", "hole", "break", "fail", "probe", "restart"]
 )
 
 
@@ -121,6 +127,10 @@ def test_whatever_happens_the_epoch_is_one_process_in_order(
                 world.publish(delivered=move == "deliver")
             case "serve" | "fail":
                 world.serve(fails=move == "fail")
+            case "hole":
+                world.serve(fails=False, drop=1)
+            case "break":
+                world.serve(fails=False, until=2)
             case "probe":
                 world.observe(ProbeDue())
             case _:
