@@ -222,20 +222,21 @@ class _Rule:
 
     def __init__(self, requirement: Requirement, plan: MatchPlan, runs: MaskRuns) -> None:
         self._requirement = requirement
+        self._present = requirement.present
         self._alignment = plan.alignment
         self._masks = runs.masks
         recurrent = requirement.kind is GroupKind.RECURRENT
         self._stride = plan.alignment if recurrent else requirement.block
         self._beyond = requirement.block if plan.eagle and not recurrent else 0
+        self._runs = runs.every(self._stride)
         self._depth = 0
         self._spans: list[tuple[int, int]] = []
         if requirement.kind is GroupKind.FULL_ATTENTION:
             self._depth = self._stride * min(
                 runs.depth(self._stride, group) for group in requirement.present
             )
-        else:
-            total = len(runs) // self._stride
-            self._spans = _spans(runs.every(self._stride), total, requirement.present)
+        elif requirement.kind is GroupKind.SLIDING_WINDOW:
+            self._spans = _spans(self._runs, len(runs) // self._stride, self._present)
 
     def allow(self, length: int, limit: int) -> int:
         match self._requirement.kind:
@@ -255,14 +256,14 @@ class _Rule:
             end = length + self._beyond
             if end % block == 0 and end <= self._depth:
                 return length
-            if end % block and end - end % block <= self._depth and self._held_at(end):
+            if (
+                end % block
+                and end - end % block <= self._depth
+                and _in_all(self._masks[end - 1], self._present)
+            ):
                 return length
             length -= step
         return 0
-
-    def _held_at(self, length: int) -> bool:
-        mask = self._masks[length - 1]
-        return all(mask & present for present in self._requirement.present)
 
     def _allow_window(self, length: int) -> int:
         """A span of present blocks that ends at L, long enough or reaching block 0."""
@@ -290,8 +291,22 @@ class _Rule:
     def _allow_state(self, length: int) -> int:
         """The last state stored at an aligned boundary <= L."""
         end = length // self._stride
-        at = bisect_left(self._spans, (end, 0)) - 1
-        return min(end, self._spans[at][1]) * self._stride if at >= 0 else 0
+        at = bisect_left(self._runs, (end, 0)) - 1  # the run of the block that ends at L
+        while at >= 0:
+            start, mask = self._runs[at]
+            if _in_all(mask, self._present):
+                return end * self._stride
+            end = start
+            at -= 1
+        return 0
+
+
+def _in_all(mask: int, present: tuple[int, ...]) -> bool:
+    """Whether every group has the block; a plain loop, since a generator costs twice as much."""
+    for group in present:  # noqa: SIM110  # see above
+        if not mask & group:
+            return False
+    return True
 
 
 def _spans(runs: Sequence[Run], total: int, present: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -299,7 +314,7 @@ def _spans(runs: Sequence[Run], total: int, present: tuple[int, ...]) -> list[tu
     spans: list[tuple[int, int]] = []
     since: int | None = None
     for start, mask in runs:
-        if all(mask & group for group in present):
+        if _in_all(mask, present):
             since = start if since is None else since
         elif since is not None:
             spans.append((since, start))
