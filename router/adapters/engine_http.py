@@ -36,11 +36,12 @@ _MAX_ORIGINS: Final = 4096
 """Engines come and go; beyond this many addresses the unused ones are forgotten."""
 
 _KEEPALIVE_OPTIONS: Final = (
-    # A host that vanished during a long, silent prefill is found out in about 30 s.
+    # A host that vanished during a long, silent prefill is found out in about 30 s; one that
+    # takes none of what is sent (a full window counts too) in a minute.
     ("TCP_KEEPIDLE", 15),
     ("TCP_KEEPINTVL", 5),
     ("TCP_KEEPCNT", 3),
-    ("TCP_USER_TIMEOUT", 30_000),
+    ("TCP_USER_TIMEOUT", 60_000),
 )
 
 

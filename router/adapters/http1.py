@@ -14,6 +14,7 @@ import asyncio
 import re
 import select
 import socket
+import sys
 import termios
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,7 +24,12 @@ from typing import Final, cast
 
 import httptools
 
-from router.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
+from router.domain.errors import (
+    UpstreamBroken,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from router.domain.units import Seconds
 from router.ports import EngineRequest, Headers
 
@@ -277,8 +283,8 @@ class Connection(asyncio.Protocol):
     async def send(self, request: EngineRequest, wire: bytes) -> Exchange:
         """Write an encoded request, wait for its response's head.
 
-        Raises NotProcessed, UpstreamBroken, UpstreamTimeout; cuts the connection on these and when
-        cancelled.
+        Raises NotProcessed, UpstreamUnreachable, UpstreamBroken, UpstreamTimeout; cuts the
+        connection on these and when cancelled.
         """
         transport = self._transport
         if transport is None or self._phase is not _Phase.IDLE:
@@ -291,11 +297,17 @@ class Connection(asyncio.Protocol):
         self._headers = []
         self._barren = 0
         transport.write(wire)
+        watch = None
+        if self.used and request.timeouts.connect:
+            watch = self._loop.call_later(request.timeouts.connect, self._doubt, len(wire))
         try:
             await exchange.wait_head(request.timeouts.first_byte)
         except BaseException:
             exchange.cut()
             raise
+        finally:
+            if watch is not None:
+                watch.cancel()
         return exchange
 
     def watch_peer(self, options: Sequence[tuple[str, int]]) -> None:
@@ -318,6 +330,24 @@ class Connection(asyncio.Protocol):
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
         return bool(poll.poll(0))
+
+    def _doubt(self, size: int) -> None:
+        """Give up a kept connection of which no byte of the request was acknowledged in time.
+
+        Its host is gone. A new connection would not have been made within the same time, so the
+        failure is the same: an idle engine that vanished costs the connect time-out (R36).
+        """
+        if self._exchange is not None and self._unacknowledged() >= size:
+            message = "the engine acknowledges nothing"
+            self._exchange.fail(UpstreamUnreachable(message, instance=self._instance))
+            self.cut()
+
+    def _unacknowledged(self) -> int:
+        """How many bytes the kernel and we hold that the peer has not acknowledged."""
+        if self._transport is None or self._socket is None:
+            return 0
+        queued = ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+        return self._transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
     def cut(self) -> None:
         """Close at once; nothing that is buffered is sent."""
@@ -471,18 +501,11 @@ class Connection(asyncio.Protocol):
         too: a FIN acknowledges all that its sender had received, so what is unacknowledged then
         came to a closed socket. A reset proves nothing of the kind.
         """
-        transport = self._transport
-        if transport is None or self._socket is None or self._barren:
+        if self._transport is None or self._barren:
             return False
-        if transport.get_write_buffer_size():
-            return True
-        if not acknowledged:
-            return False
-        try:
-            queued = ioctl(self._socket.fileno(), termios.TIOCOUTQ, bytes(4))
-        except OSError:
-            return False
-        return queued != bytes(4)
+        if acknowledged:
+            return self._unacknowledged() > 0
+        return self._transport.get_write_buffer_size() > 0
 
 
 def _has_length(status: int, headers: Headers) -> bool:

@@ -10,6 +10,7 @@ client steer connections between engines (CASES R25), wherever the engine reads 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -40,7 +41,24 @@ _OWNED_ARGUMENTS = frozenset(
         "kv_cache_report_mode",
     }
 )
-_TEXT_PARTS = frozenset({"text", "refusal", "thinking", "input_text", "output_text"})
+_TEXT_PARTS = frozenset({"text", "refusal", "thinking", "input_text", "output_text", "tool_use"})
+_MEDIA_MEMBERS = frozenset(
+    {
+        "image_url",
+        "image_pil",
+        "image_embeds",
+        "input_audio",
+        "audio_url",
+        "audio_embeds",
+        "video_url",
+    }
+)
+_PART_NAMES = re.compile(
+    rb'"type"\s*:\s*("[^"]*")|"(?:%s)"\s*:' % "|".join(sorted(_MEDIA_MEMBERS)).encode()
+)
+"""The type of each part (and of whatever else has one); empty for a member that is a medium."""
+
+_PLAIN_NAMES = frozenset(f'"{name}"'.encode() for name in (*_TEXT_PARTS, "function"))
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _IDS = msgspec.json.Decoder(list[int])
@@ -337,16 +355,24 @@ def _is_set(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
 
 
 def _has_media(messages: bytes) -> bool:
-    """Whether a conversation has parts that are not text. Malformed messages have none."""
-    if b'"type"' not in messages and b"\\u" not in messages:
+    """Whether a conversation has parts that are not text. Malformed messages have none.
+
+    One search over the bytes settles nearly every conversation; only the others are decoded.
+    """
+    if all(name in _PLAIN_NAMES for name in _PART_NAMES.findall(messages)):
         return False
     try:
-        parts = _OBJECTS.decode(messages)
+        decoded = _OBJECTS.decode(messages)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return any(
-        isinstance(part, dict) and part.get("type", "text") not in _TEXT_PARTS
-        for message in parts
+        isinstance(part, dict) and _is_media(part)
+        for message in decoded
         if isinstance(content := message.get("content"), list)
         for part in content
     )
+
+
+def _is_media(part: dict[str, Any]) -> bool:
+    """Whether a part is no text; vLLM takes media by their member alone, too."""
+    return part.get("type", "text") not in _TEXT_PARTS or not _MEDIA_MEMBERS.isdisjoint(part)

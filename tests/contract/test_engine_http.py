@@ -13,6 +13,7 @@ import pytest
 from router.adapters.engine_http import HttpEngineClient
 from router.adapters.http1 import Connection, encode_request
 from router.domain.errors import UpstreamBroken, UpstreamUnreachable
+from router.ports import Timeouts
 from tests.contract.engine_client_suite import EngineClientSuite, MakeClient, a_request, fetch
 from tests.fakes.scripted_engine import Hold, ScriptedEngine, answer
 
@@ -119,3 +120,22 @@ class TestHttpEngineClient(EngineClientSuite):
             with pytest.raises(UpstreamBroken) as caught:
                 await sending
         assert caught.value.processed is seen
+
+    async def test_r36_a_kept_connection_to_a_vanished_host_is_given_up(self) -> None:
+        """Where not one byte of a request is acknowledged, the connect time-out bounds the wait."""
+        loop = asyncio.get_running_loop()
+        connection = Connection(loop=loop, released=lambda _: None, closed=lambda *_: None)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            host, port = listener.getsockname()
+            transport, _ = await loop.create_connection(lambda: connection, host, port)
+            accepted, _ = listener.accept()
+            # A full window stands in for the lost packets: what follows is not acknowledged.
+            transport.write(bytes(20_000_000))
+            connection.used = True
+            request = a_request(f"http://{host}:{port}", timeouts=Timeouts(0.2, 0.0, 0.0))
+            with pytest.raises(UpstreamUnreachable):
+                await asyncio.wait_for(
+                    connection.send(request, encode_request(request, b"engine", b"")), 2.0
+                )
+            accepted.close()
