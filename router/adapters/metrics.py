@@ -223,7 +223,21 @@ class PrometheusMetrics:
         """Return the text exposition, with the index's sources as they are now."""
         scrape = CollectorRegistry()
         scrape.register(_Once(lambda: _source_gauges(sources)))
-        return generate_latest(self.registry) + generate_latest(scrape)
+        return generate_latest(_Plain(self.registry)) + generate_latest(_Plain(scrape))
+
+
+class _Plain(Collector):
+    """A registry without the `_created` series, which double every counter and tell nobody."""
+
+    def __init__(self, registry: Collector) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [
+                sample for sample in family.samples if not sample.name.endswith("_created")
+            ]
+            yield family
 
 
 class _Once(Collector):
