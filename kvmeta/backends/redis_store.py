@@ -121,7 +121,6 @@ def open_store(url: StoreUrl) -> RedisStore:
                 aioredis.RedisCluster(
                     startup_nodes=nodes,
                     max_connections=MAX_CONNECTIONS,
-                    cluster_error_retry_attempts=1,
                     **_common(url),
                 )
             )

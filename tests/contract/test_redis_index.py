@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from kvmeta.backends.redis import RedisIndex, open_redis_index
 from tests.contract.index_model import IndexModel
@@ -93,16 +95,39 @@ class TestRedisSentinelIndex(IndexSuite):
             yield make
 
 
-class RedisIndexModel(IndexModel):
-    """One server against the model of truth."""
+def model_on(url: str) -> type[IndexModel]:
+    """The model of truth, with an index at `url`; each run has a namespace of its own."""
+    numbers = itertools.count()
 
-    url = ""
+    class RedisIndexModel(IndexModel):
+        @staticmethod
+        async def make() -> RedisIndex:
+            return open_redis_index(
+                url,
+                namespace=f"model-{next(numbers)}",
+                clock=FakeClock().monotonic,
+                budget_seconds=BUDGET_SECONDS,
+            )
 
-    @classmethod
-    async def make(cls) -> RedisIndex:
-        return open_redis_index(cls.url, clock=FakeClock().monotonic, budget_seconds=BUDGET_SECONDS)
+        def teardown(self) -> None:
+            assert isinstance(self.index, RedisIndex)
+            self.run(self.index.close())
+            super().teardown()
 
-    def teardown(self) -> None:
-        assert isinstance(self.index, RedisIndex)
-        self.run(self.index.close())
-        super().teardown()
+    return RedisIndexModel
+
+
+def test_random_histories_on_one_server(server: Server) -> None:
+    """Stores, removals, clears and restarts in any order: the index knows the truth."""
+    run_state_machine_as_test(
+        model_on(server.url),
+        settings=settings(max_examples=100, stateful_step_count=40, deadline=None),
+    )
+
+
+def test_random_histories_on_a_cluster(cluster: Cluster) -> None:
+    """The same over three shards, where a batch is several writes."""
+    run_state_machine_as_test(
+        model_on(cluster.url),
+        settings=settings(max_examples=30, stateful_step_count=30, deadline=None),
+    )
