@@ -115,11 +115,14 @@ class LedgerShape:
 
 @dataclass(frozen=True, slots=True)
 class LabelRecord:
-    """What a ledger knows of one label: its name, its spot, and how many copies are where."""
+    """What a ledger knows of one label: its name, its spot, and how many copies are where.
+
+    `copies` are (number of the place in the ledger's shape, count).
+    """
 
     name: BlockHash
     spot: bytes
-    copies: Mapping[Place, int]
+    copies: tuple[tuple[int, int], ...]
 
 
 class Surveyor(Protocol):
@@ -374,7 +377,7 @@ class SourceLedger:
             for place, count in copies.items():
                 for _ in range(count):
                     self._hold(parent, parent_name, place)
-            if not copies:
+            if not copies and parent is not label:  # the caller holds `label` next
                 self._unheld.append(parent)
             for child, link, child_copies in self._waiting.take_children(parent):
                 child_name, child_spot = self._extend(parent_name, link)
@@ -456,10 +459,12 @@ class SourceLedger:
         name = self._names.get(label)
         if name is None:
             return None
-        copies = {
-            place: count for place, blocks in self._held.items() if (count := blocks.get(name, 0))
-        }
-        return LabelRecord(name, self._spots.get(name, b""), copies)
+        copies = [
+            (number, blocks[name])
+            for number, blocks in enumerate(self._held.values())
+            if name in blocks
+        ]
+        return LabelRecord(name, self._spots.get(name, b""), tuple(copies))
 
     def holdings(self) -> Iterator[Change]:
         """Yield all that is held, as the changes that would bring it about."""
@@ -489,8 +494,8 @@ class SourceLedger:
                 return False
             self._names[label] = record.name
             self._spots[record.name] = record.spot
-            for place, count in record.copies.items():
-                self._held.setdefault(place, {})[record.name] = count
+            for number, count in record.copies:
+                self._held[shape.places[number]][record.name] = count
                 self._count += 1
         return True
 

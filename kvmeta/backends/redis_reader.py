@@ -104,7 +104,7 @@ class RedisReader:
             return beliefs
         masks = await self._masks(prompt, anchors, pages, known, table.masks)
         runs = MaskRuns(masks)
-        for source, reading in known.items():
+        for source, reading in known:
             unit = reading.entry.layout.block_size
             plan = reading.plan
             units = longest_prefix(plan, runs, prompt.limit // unit) if plan is not None else 0
@@ -118,7 +118,7 @@ class RedisReader:
         prompt: PromptBlocks,
         anchors: Sequence[str],
         pages: Sequence[bytes | None],
-        known: Mapping[SourceId, _Reading],
+        known: Sequence[tuple[SourceId, _Reading]],
         live: SlotMasks,
     ) -> list[int]:
         """Return one mask a block, up to where no source asked for can go on.
@@ -128,10 +128,10 @@ class RedisReader:
         """
         entries = entries_of(prompt.hashes)
         full = 0
-        for reading in known.values():
+        for _, reading in known:
             if reading.plan is not None:
                 full |= reading.full
-        endless = any(reading.plan is not None and not reading.full for reading in known.values())
+        endless = any(reading.plan is not None and not reading.full for _, reading in known)
         masks: list[int] = []
         stride = len(pages)
         while pages:
@@ -214,25 +214,23 @@ class RedisReader:
 
     async def _known(
         self, table: _Table, wanted: Mapping[SourceId, CacheBelief], prompt: PromptBlocks
-    ) -> Mapping[SourceId, _Reading]:
+    ) -> Sequence[tuple[SourceId, _Reading]]:
         """Return those that may speak for this prompt."""
         sources = table.sources
-        candidates = {
-            source: reading
+        candidates = [
+            (source, reading)
             for source in wanted
             if (reading := sources.get(source)) is not None
             and reading.entry.state is not SourceState.UNKNOWN
             and (reading.tells_salts or not prompt.salted)
-        }
-        if any(self._is_stale(source, reading) for source, reading in candidates.items()):
-            # What was read a while ago is older than the truth: ask before giving a source up.
-            (seen,) = await self._store.read([("HGETALL", self._keys.seen)])
-            self._seen = _read_seen(seen)
-        return {
-            source: reading
-            for source, reading in candidates.items()
-            if not self._is_stale(source, reading)
-        }
+        ]
+        fresh = [one for one in candidates if not self._is_stale(*one)]
+        if len(fresh) == len(candidates):
+            return fresh
+        # What was read a while ago is older than the truth: ask before giving a source up.
+        (seen,) = await self._store.read([("HGETALL", self._keys.seen)])
+        self._seen = _read_seen(seen)
+        return [one for one in candidates if not self._is_stale(*one)]
 
     def _is_stale(self, source: SourceId, reading: _Reading) -> bool:
         seen = self._seen.get(source)

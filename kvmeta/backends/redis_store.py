@@ -82,6 +82,10 @@ class RedisStore(Protocol):
         """Run commands in one round trip, in order and as one step where `is_atomic`."""
         ...
 
+    async def free(self, commands: Sequence[Command]) -> list[Reply]:
+        """Run commands that need no memory in a Redis that is out of it; not as one step."""
+        ...
+
     def scan(self, pattern: bytes) -> AsyncIterator[Sequence[bytes]]:
         """Yield the keys that match, in bounded steps."""
         ...
@@ -182,14 +186,22 @@ class SingleStore:
         return await self._run(commands, atomic=False)
 
     async def write(self, commands: Sequence[Command]) -> list[Reply]:
-        """Run commands in one MULTI; where the server has lost the scripts, once more with them."""
+        """Run commands in one MULTI."""
+        return await self._run_with_scripts(commands, atomic=True)
+
+    async def free(self, commands: Sequence[Command]) -> list[Reply]:
+        """Run commands one by one: a full Redis takes nothing into a MULTI."""
+        return await self._run_with_scripts(commands, atomic=False)
+
+    async def _run_with_scripts(self, commands: Sequence[Command], *, atomic: bool) -> list[Reply]:
+        """Run commands; where the server has lost the scripts, once more with them."""
         try:
-            return await self._run(commands, atomic=True)
+            return await self._run(commands, atomic=atomic)
         except StoreError as error:
             if not isinstance(error.__cause__, NoScriptError):
                 raise
         await self._run([("SCRIPT LOAD", script.text) for script in _SCRIPTS], atomic=False)
-        return await self._run(commands, atomic=True)
+        return await self._run(commands, atomic=atomic)
 
     async def _run(self, commands: Sequence[Command], *, atomic: bool) -> list[Reply]:
         try:
@@ -264,6 +276,10 @@ class ClusterStore:
         except (RedisError, OSError) as error:
             raise StoreError(f"the store failed: {type(error).__name__}") from error
         return await self.read(commands)
+
+    async def free(self, commands: Sequence[Command]) -> list[Reply]:
+        """Run commands as ever: on a cluster nothing is one step."""
+        return await self.write(commands)
 
     async def scan(self, pattern: bytes) -> AsyncIterator[Sequence[bytes]]:
         """SCAN through each primary in turn."""

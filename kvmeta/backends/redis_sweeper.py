@@ -85,7 +85,7 @@ class RedisSweeper:
                 for anchor, slots in changes.items()
             }
             try:
-                await self._store.write(
+                await self._store.free(
                     page_commands(self._store, self._keys, ops, script=PAGES_WHEN_FULL)
                 )
             except StoreError:
@@ -152,7 +152,7 @@ class RedisSweeper:
                     ops[anchor] = ops.get(anchor, b"") + pack_change(number, (), held)
                     cleared += len(held)
         if ops:
-            await self._store.write(
+            await self._store.free(
                 page_commands(self._store, self._keys, ops, script=PAGES_WHEN_FULL)
             )
         return cleared
@@ -174,7 +174,7 @@ class RedisSweeper:
                 ]
                 if ops:
                     cleared += len(ops)
-                    await self._store.write(
+                    await self._store.free(
                         page_commands(
                             self._store,
                             self._keys,
@@ -195,7 +195,7 @@ class RedisSweeper:
         known = {parse_field(field) for field in fields}
         lost = [key for key in owned if self._keys.source_of(key) not in known]
         if lost:
-            await self._store.write([("UNLINK", key) for key in lost])
+            await self._store.free([("UNLINK", key) for key in lost])
         return len(lost)
 
     async def _live_slots(self) -> set[bytes]:

@@ -33,6 +33,7 @@ from kvmeta.backends.records import (
     TableEntry,
     decode_record,
     encode,
+    pack_items,
     pack_label,
     unpack_label,
 )
@@ -190,7 +191,7 @@ class RedisWriter:
         self._sweeper.must_scrub = True  # should anything of it be unknown here
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
-                await self._store.write(
+                await self._store.free(
                     [
                         ("HDEL", self._keys.table, field_text(source)),
                         ("DEL", self._keys.revision),
@@ -382,7 +383,7 @@ class RedisWriter:
         owned.is_imaged = False
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
-                await self._store.write(
+                await self._store.free(
                     [
                         ("HDEL", self._keys.table, field_text(owned.source)),
                         ("DEL", self._keys.revision),
@@ -478,7 +479,6 @@ class RedisWriter:
         """The script call that records the ledger, with these labels' records."""
         ledger = owned.ledger
         shape = ledger.shape
-        numbers = {place: number for number, place in enumerate(shape.places)}
         sets: list[bytes] = []
         drops: list[bytes] = []
         for label in labels:
@@ -486,7 +486,7 @@ class RedisWriter:
             if record is None:
                 drops.append(label)
             else:
-                sets += (label, pack_label(record, numbers))
+                sets += (label, pack_label(record))
         expected = "" if take_over else f"{self._token}:{owned.version}"
         owned.version += 1
         return (
@@ -499,9 +499,8 @@ class RedisWriter:
             f"{self._token}:{owned.version}",
             self._record_of(owned, StoredShape.of(shape)),
             "1" if forget else "0",
-            len(sets) // 2,
-            *sets,
-            *drops,
+            pack_items(sets),
+            pack_items(drops),
         )
 
     def _record_of(self, owned: Owned, shape: StoredShape) -> bytes:
@@ -554,6 +553,7 @@ class RedisWriter:
     async def _recall_labels(self, owned: Owned, record: SourceRecord) -> bool:
         """Fill the ledger from the label records; False unless every one of them is there."""
         found: dict[EngineLabel, LabelRecord] = {}
+        places = len(record.shape.places)
         cursor = 0
         try:
             while True:
@@ -570,7 +570,7 @@ class RedisWriter:
                         ]
                     )
                 for label, packed in labels.items():
-                    found[EngineLabel(label)] = unpack_label(packed, record.shape.places)
+                    found[EngineLabel(label)] = unpack_label(packed, places)
                 if not int(cursor):
                     break
         except (StoreError, TimeoutError, ValueError):
