@@ -147,9 +147,10 @@ class RedisWriter:
                 await self._publish(owned, _Step())
             return
         if owned is not None:
-            errors, epoch = owned.errors, owned.epoch + 1
-            self._retire(owned)
-            fresh = self._new(source, layout, max_age_seconds, errors, epoch)
+            async with owned.lock:
+                self._retire(owned)
+            fresh = self._new(source, layout, max_age_seconds, owned.errors, owned.epoch + 1)
+            fresh.version, fresh.is_claimed = owned.version, owned.is_claimed
         else:
             fresh = await self._recall(source, layout, max_age_seconds)
         self._owned[source] = fresh

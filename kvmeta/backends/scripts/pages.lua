@@ -182,7 +182,7 @@ end
 -- The commonest write: a chain that is new to everybody, stored by one slot.
 local function fresh(ops)
   local sets, clears = read16(ops, SLOT + 1), read16(ops, SLOT + 3)
-  if clears > 0 or sets > limit or #ops ~= SLOT + 4 + sets * ENTRY then return nil end
+  if sets == 0 or sets > limit or clears > 0 or #ops ~= SLOT + 4 + sets * ENTRY then return nil end
   local bits = string.rep('\255', math.floor(sets / 8))
   if sets % 8 > 0 then bits = bits .. string.char(2 ^ (sets % 8) - 1) end
   return table.concat({
