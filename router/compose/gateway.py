@@ -48,6 +48,7 @@ from router.service.fleet import Fleet, FleetRules
 from router.service.links import LinkBoard
 from router.service.membership import Membership
 from router.service.models import ModelCatalog
+from router.service.observations import ObservedCourse
 from router.service.operator import Operator, ThresholdRules
 from router.service.plans import RequestLedger, RequestPlanner
 from router.service.probing import Prober
@@ -264,6 +265,9 @@ def _build_applications(
         clock=core.clock,
         new_id=_new_id,
         rules=OpenAiRules(
+            homes=frozenset(
+                cluster.name for cluster in core.fleet.clusters if cluster.kind is ClusterKind.PD
+            ),
             max_body_bytes=settings.server.max_body_bytes,
             expose_routing_headers=settings.server.expose_routing_headers,
         ),
@@ -312,7 +316,12 @@ def _make_relay(core: Core, routing: Routing, routed: Routed) -> Relay:
         client=core.engines,
         planner=RequestPlanner(routing, core.fleet, routed),
         ledger=RequestLedger(core.fleet, core.links, routed),
-        hook=core.metrics,
+        hook=ObservedCourse(
+            core.metrics,
+            core.clock,
+            routed,
+            truncation=core.connector.prefill_truncation(routed.ask.named.model.layout),
+        ),
         connector=core.connector,
         clock=core.clock,
         settings=RelaySettings(
