@@ -45,10 +45,11 @@ _CLIENT_CLOSED = 499
 
 @dataclass(frozen=True, slots=True)
 class OpenAiRules:
-    """Bounds of the client's side."""
+    """Bounds of the client's side. `homes` are the PD clusters that a request may name."""
 
     max_body_bytes: int = 16 * 1024 * 1024
     expose_routing_headers: bool = True
+    homes: frozenset[str] = frozenset()
 
 
 class RelayMaker(Protocol):
@@ -152,9 +153,13 @@ class Endpoint:
         salt = surface.tenants.cache_salt(tenant, body.cache_salt)
         if salt != body.cache_salt and salt is not None:
             body = parse_body(body.form({"cache_salt": json_text(salt)}), self._kind)
+        return Ask(outcome.request_id, tenant, named, body, salt, self._choose_home(scope, tenant))
+
+    def _choose_home(self, scope: Scope, tenant: Tenant) -> str | None:
+        """Return the home that the request names, where its tenant may and it exists."""
         asked = header(scope, b"x-prfaas-home") if tenant.may_choose_home else None
-        home = tenant.home if asked is None else asked.decode("latin-1")
-        return Ask(outcome.request_id, tenant, named, body, salt, home)
+        name = "" if asked is None else asked.decode("latin-1")
+        return name if name in self._surface.rules.homes else tenant.home
 
 
 class Answering:
