@@ -573,3 +573,28 @@ async def test_tools_and_content_parts_take_the_same_route(tmp_path: Path) -> No
             response = await system.client.post(CHAT, json=body)
             assert routing(response) == ("prfaas", "above_threshold")
             assert response.headers["x-prfaas-total-tokens"] == "500"
+
+
+async def test_tokenizer_drift_is_counted_once_a_request(tmp_path: Path) -> None:
+    """Engines that count other prompt tokens than we did are noted; estimates cannot drift."""
+    async with scripted_system(tmp_path) as system:
+        for prompt, drifts in ((100, 0), ("about a hundred", 0), (500, 1), (20, 2)):
+            await system.complete(prompt)  # the engines' usage says 100
+            assert (await system.metrics()).total("tokenizer_drift_total") == drifts
+
+
+async def test_the_pace_of_streams_is_measured(tmp_path: Path) -> None:
+    """A whole stream gives one measure of its pace; a whole body and a broken stream give none."""
+    name = "time_per_output_token_seconds_count"
+    async with scripted_system(tmp_path) as system:
+        await system.complete(10)
+        system.engine("d0").then(
+            stream(chat_event("tiny", "a"), chat_event("tiny", "b"), end=[Reset()])
+        )
+        await system.client.post(CHAT, json=STREAMED)
+        assert (await system.metrics()).total(name) == 0
+        await system.client.post(CHAT, json=STREAMED)
+        metrics = await system.counted(name)
+        assert metrics.total(name) == 1
+        # Four words, of which the first has no time of its own, within a loopback's second.
+        assert metrics.total("time_per_output_token_seconds_sum") < 1
