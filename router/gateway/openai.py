@@ -22,7 +22,7 @@ from router.gateway.requests import (
     unless_gone,
 )
 from router.ports import Clock
-from router.service.bodies import BodyKind, json_text
+from router.service.bodies import BodyKind
 from router.service.bodies import read_body as parse_body
 from router.service.models import ModelCatalog
 from router.service.relay import Relay
@@ -152,7 +152,7 @@ class Endpoint:
         outcome.model = named.model.name
         salt = surface.tenants.cache_salt(tenant, body.cache_salt)
         if salt != body.cache_salt and salt is not None:
-            body = parse_body(body.form({"cache_salt": json_text(salt)}), self._kind)
+            body = body.with_salt(salt)
         return Ask(outcome.request_id, tenant, named, body, salt, self._choose_home(scope, tenant))
 
     def _choose_home(self, scope: Scope, tenant: Tenant) -> str | None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from router.domain.topology import Role
 from router.sim.engines.cluster import serve_cluster
-from router.sim.engines.specs import ClusterSpec, GroupSpec, Role
+from router.sim.engines.specs import ClusterSpec, GroupSpec
 from tests.fakes.live_engines import LiveEngine
 from tests.fakes.scripted_engine import Until
 from tests.fakes.standins import shipped_tokenizer
