@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.compose.running import listen
 from tests.fakes.live_engines import DONE, LiveEngine, chat_event
 from tests.fakes.processes import RunningCommand, gone, prfaas
 from tests.fakes.scripted_engine import BlackHole, Step, Until, stream
@@ -241,6 +243,32 @@ async def test_one_log_line_a_request(tmp_path: Path) -> None:
         await command.ended()
     assert (document["route"], document["status"]) == ("local", 200)
     assert "Hello" not in "\n".join(command.stderr)
+
+
+def test_listeners_send_at_once() -> None:
+    """Accepted connections have TCP_NODELAY: no answer's body waits for an acknowledgement."""
+    with (
+        listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+async def test_ipv6_addresses(tmp_path: Path, host: str) -> None:
+    """`serve` listens on IPv6, on `::` for IPv4 too, and announces a URL that works."""
+    config = configure(tmp_path)
+    arguments = ["serve", "--config", str(config), "--port", "0", "--host", host]
+    async with prfaas(*arguments, directory=tmp_path) as command:
+        url = (await command.said(GATEWAY))[1]
+        assert url.startswith(f"http://[{host}]:")
+        places = [url, url.replace("[::]", "127.0.0.1")] if host == "::" else [url]
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for place in places:
+                assert (await client.get(f"{place}/health")).status_code == 200
+        command.send(signal.SIGINT)
+        assert await command.ended(within=5) == 0
 
 
 # -- the demo
