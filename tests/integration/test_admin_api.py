@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from router.compose.gateway import build_gateway
 from router.gateway.dispatch import Application
@@ -249,6 +251,7 @@ async def test_an_admin_port_has_its_own_listener(tmp_path: Path) -> None:
         ("GET", "decisions?reason=none", None, "reason"),
     ],
 )
+@pytest.mark.asyncio(loop_scope="module")
 async def test_bad_orders_are_400_in_one_line(
     quiet: System, method: str, path: str, body: object, said: str
 ) -> None:
@@ -264,13 +267,15 @@ async def test_bad_orders_are_400_in_one_line(
     assert await quiet.order("GET", "threshold") == before
 
 
-@pytest.fixture
-async def quiet(tmp_path: Path) -> Any:  # noqa: ANN401 - an asynchronous generator fixture
-    """A gateway whose engines are asked rarely."""
-    async with scripted_system(tmp_path, upstream={"probe": {"interval_seconds": 30}}) as system:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def quiet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
+    """A gateway for orders that change nothing."""
+    directory = tmp_path_factory.mktemp("quiet")
+    async with scripted_system(directory, upstream={"probe": {"interval_seconds": 30}}) as system:
         yield system
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_malformed_json_is_400(quiet: System) -> None:
     """A body that is no JSON is told so, whatever its content type says."""
     for content_type in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
@@ -281,6 +286,7 @@ async def test_malformed_json_is_400(quiet: System) -> None:
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_curl_without_a_content_type_is_understood(quiet: System) -> None:
     """A JSON body is read as JSON although curl calls it a form."""
     response = await quiet.client.put(
@@ -293,6 +299,7 @@ async def test_curl_without_a_content_type_is_understood(quiet: System) -> None:
         assert "object" in response.json()["error"]["message"]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_unknown_names_are_404(quiet: System) -> None:
     """A name that nobody has is never taken for success."""
     for method, path, body in (

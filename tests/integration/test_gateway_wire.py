@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from tests.fakes.live_engines import DONE, chat_event, chat_events, completed, handoff, prefilled
 from tests.fakes.raw_clients import RawCall, calling
@@ -476,18 +478,24 @@ async def test_r35_an_unknown_model_is_404_without_a_call(tmp_path: Path) -> Non
         (b'{"model":"tiny","messages":[],"cache_salt":7}', "cache_salt"),
     ],
 )
-async def test_bad_bodies_are_400_in_one_line(
-    tmp_path: Path, raw: bytes, param: str | None
-) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_bad_bodies_are_400_in_one_line(quiet: System, raw: bytes, param: str | None) -> None:
     """What cannot be read is told in the error shape, naming the field, without a call."""
-    async with scripted_system(tmp_path, upstream={"probe": {"interval_seconds": 5}}) as system:
-        response = await system.client.post(CHAT, content=raw)
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert error["type"] == "invalid_request_error"
-        assert error["param"] == param
-        assert "\n" not in error["message"]
-        assert not any(engine.calls for engine in system.engines.values())
+    response = await quiet.client.post(CHAT, content=raw)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert "\n" not in error["message"]
+    assert not any(engine.calls for engine in quiet.engines.values())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def quiet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
+    """A gateway for requests that reach no engine."""
+    directory = tmp_path_factory.mktemp("quiet")
+    async with scripted_system(directory, upstream={"probe": {"interval_seconds": 30}}) as system:
+        yield system
 
 
 async def test_unknown_paths_and_wrong_methods(tmp_path: Path) -> None:
