@@ -31,7 +31,7 @@ from router.control.links import BandwidthMode, RegimeBounds
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind, Role
 from router.gateway.admin import AdminRoom, build_admin
-from router.gateway.dispatch import Application, Dispatcher
+from router.gateway.dispatch import Application, BoundedBodies, Dispatcher
 from router.gateway.front import (
     FrontRoom,
     build_application,
@@ -281,7 +281,11 @@ def _build_applications(
         private.include_router(build_health(front))
     private.include_router(build_metrics(front))
     private.include_router(build_admin(_admin_room(core, routing, membership)))
-    return Dispatcher(surface.endpoints(), public), None if private is public else private
+    limit = settings.server.max_body_bytes
+    return (
+        Dispatcher(surface.endpoints(), BoundedBodies(public, limit)),
+        None if private is public else BoundedBodies(private, limit),
+    )
 
 
 def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRoom:
