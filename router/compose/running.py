@@ -55,6 +55,7 @@ def build_server(application: Application, host: str, port: int, grace: Seconds)
             log_config=None,
             access_log=False,
             server_header=False,
+            forwarded_allow_ips=["127.0.0.1", "::1"],
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=max(1, round(grace)),
         )
