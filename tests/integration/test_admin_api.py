@@ -18,7 +18,8 @@ from router.gateway.dispatch import Application
 from router.gateway.requests import Message
 from router.settings import load
 from tests.deploy.metric_names import HISTOGRAMS, LABELS, PREFIX
-from tests.fakes.scripted_engine import Until, answer, stream
+from tests.fakes.raw_clients import calling
+from tests.fakes.scripted_engine import Until, answer, chunk, stream
 from tests.fakes.systems import (
     System,
     describe,
@@ -201,6 +202,9 @@ async def test_an_admin_port_has_its_own_listener(tmp_path: Path) -> None:
         ("PUT", "threshold", {"mode": "manual", "tokens": -1}, "tokens"),
         ("PUT", "threshold", {"mode": "manual", "tokens": 1.5}, "tokens"),
         ("PUT", "threshold", {"mode": "off", "tokens": 5}, "tokens"),
+        ("PUT", "threshold", {"mode": "manual", "tokens": "5"}, "tokens"),
+        ("PUT", "threshold", {"mode": "manual", "tokens": True}, "tokens"),
+        ("PUT", "threshold", {"mode": "manual", "tokens": 10**400}, "tokens"),
         ("PUT", "threshold", {"mode": "sometimes"}, "mode"),
         ("PUT", "threshold", {"mode": "off", "token": 5}, "token"),
         ("PUT", "threshold", [], ""),
@@ -208,6 +212,8 @@ async def test_an_admin_port_has_its_own_listener(tmp_path: Path) -> None:
         ("PUT", LINK, {"health": "sick"}, "health"),
         ("PUT", LINK, {"capacity_gbps": -1}, "capacity_gbps"),
         ("PUT", LINK, {"capacity": 10}, "capacity"),
+        ("PUT", LINK, {"capacity_gbps": 1e300}, "capacity_gbps"),
+        ("POST", f"{LINK}/telemetry", {"egress_gbps": 1e300}, "egress_gbps"),
         ("POST", f"{LINK}/telemetry", {}, "egress_gbps"),
         ("POST", f"{LINK}/telemetry", {"egress_gbps": -1}, "egress_gbps"),
         ("POST", f"{LINK}/telemetry", {"egress_gbps": 1, "loss_ratio": 2}, "loss_ratio"),
@@ -222,6 +228,7 @@ async def test_an_admin_port_has_its_own_listener(tmp_path: Path) -> None:
         ("PUT", "override", {"route": "remote"}, "route"),
         ("PUT", "override", {"route": "local", "ttl_seconds": 0}, "ttl_seconds"),
         ("PUT", "override", {"route": "local", "ttl": 5}, "ttl"),
+        ("PUT", "override", {"route": "local", "ttl_seconds": 1e300}, "ttl_seconds"),
         ("PATCH", "instances/p0", {"state": "gone"}, "state"),
         ("PATCH", "instances/p0", {"url": "http://x"}, "url"),
         ("POST", "instances", {"name": "x"}, "url"),
@@ -241,6 +248,7 @@ async def test_an_admin_port_has_its_own_listener(tmp_path: Path) -> None:
         ("POST", "instances", [], ""),
         ("POST", "decisions:explain", {}, "total_tokens"),
         ("POST", "decisions:explain", {"total_tokens": 0}, "total_tokens"),
+        ("POST", "decisions:explain", {"total_tokens": 10**400}, "total_tokens"),
         ("POST", "decisions:explain", {"total_tokens": 5, "prompt": "x"}, "total_tokens"),
         ("POST", "decisions:explain", {"total_tokens": 5, "threshold": -1}, "threshold"),
         ("POST", "decisions:explain", {"total_tokens": 5, "regime": "rich"}, "regime"),
@@ -297,6 +305,18 @@ async def test_curl_without_a_content_type_is_understood(quiet: System) -> None:
     assert response.status_code in (200, 400)
     if response.status_code == 400:
         assert "object" in response.json()["error"]["message"]
+
+
+async def test_admin_bodies_are_bounded_before_anybody_is_asked(tmp_path: Path) -> None:
+    """A body over the limit is 413 on the admin API, whoever sends it, on either listener."""
+    with free_port() as port:
+        admin = {**ADMIN, "port": port}
+    async with scripted_system(tmp_path, admin=admin, server={"max_body_bytes": 1000}) as system:
+        for url in (system.admin_url, system.url):
+            async with calling(url) as client:
+                await client.send_head("/admin/v1/instances", {"transfer-encoding": "chunked"})
+                await client.send(chunk(b"x" * 1001).payload)
+                assert (await client.read_head())[0] == 413
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -606,3 +606,22 @@ async def test_the_pace_of_streams_is_measured(tmp_path: Path) -> None:
         assert metrics.total(name) == 1
         # Four words, of which the first has no time of its own, within a loopback's second.
         assert metrics.total("time_per_output_token_seconds_sum") < 1
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        b"vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\n",
+        b"vllm:num_requests_running{ 1e400\n",
+        b"\xff\xfe\x00",
+        b"",
+    ],
+)
+async def test_odd_metrics_of_an_engine_harm_nobody(tmp_path: Path, metrics: bytes) -> None:
+    """Metrics that make no sense are an unknown queue; the gateway goes on."""
+    async with scripted_system(tmp_path) as system:
+        engine = system.engine("f0")
+        engine.on("/metrics", answer(200, metrics, content_type="text/plain"))
+        await engine.received(len(engine.requests) + 6)
+        assert routing(await system.complete(500)) == ("prfaas", "above_threshold")
+        assert (await system.client.get("/ready")).status_code == 200
