@@ -447,6 +447,18 @@ async def test_r35_every_leg_gets_its_own_name_of_the_model(tmp_path: Path) -> N
         assert {document["model"] for document in documents} == {"little"}
 
 
+async def test_r35_adapters_go_by_their_engine_name(tmp_path: Path) -> None:
+    """An adapter is asked for by the engines' name on both legs, and answers as the client's."""
+    model = {"loras": [{"name": "poet", "served_name": "poet-v2"}]}
+    async with scripted_system(tmp_path, model=model) as system:
+        response = await system.client.post(COMPLETIONS, json={**LONG, "model": "poet"})
+        assert routing(response) == ("prfaas", "above_threshold")
+        for name in ("f0", "d0"):
+            assert system.engine(name).calls[0].json()["model"] == "poet-v2"
+        assert response.json()["model"] == "poet"
+        assert (await system.decisions())[0]["model"] == "tiny"
+
+
 async def test_r35_an_unknown_model_is_404_without_a_call(tmp_path: Path) -> None:
     """A model that nobody configured reaches no engine and makes no series of its own."""
     async with scripted_system(tmp_path) as system:
