@@ -17,6 +17,7 @@ from router.compose.gateway import build_gateway
 from router.gateway.dispatch import Application
 from router.gateway.requests import Message
 from router.settings import load
+from router.sim.tokenizer import locate_tokenizer
 from tests.deploy.metric_names import HISTOGRAMS, LABELS, PREFIX
 from tests.fakes.raw_clients import calling
 from tests.fakes.scripted_engine import Until, answer, chunk, stream
@@ -557,3 +558,22 @@ async def test_r38_a_hanging_count_blocks_nobody(tmp_path: Path) -> None:
                 worst = max(worst, loop.time() - began)
         assert worst < 0.25
         assert {routing(task.result())[1] for task in asked} == {"decision_timeout"}
+
+
+async def test_r38_long_prompts_are_tokenized_beside_everything_else(tmp_path: Path) -> None:
+    """While prompts of 500 KB are tokenized in process, health is answered as ever."""
+    model = {"tokenizer": {"kind": "hf", "path": str(locate_tokenizer())}}
+    text = "some words of a long prompt " * 18_000
+    async with scripted_system(
+        tmp_path, model=model, scheduler={"decision_timeout_ms": 10_000}
+    ) as system:
+        asked = [asyncio.create_task(system.complete(text)) for _ in range(4)]
+        loop, waits = asyncio.get_running_loop(), []
+        while not all(task.done() for task in asked):
+            began = loop.time()
+            assert (await system.client.get("/health")).status_code == 200
+            waits.append(loop.time() - began)
+        assert {task.result().headers["x-prfaas-total-tokens"] for task in asked} == {"144001"}
+        # While tokenizing held the interpreter there were a handful of answers, all of them late.
+        assert len(waits) > 20
+        assert sorted(waits)[len(waits) // 2] < 0.1
