@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ from router.sim.engines.cluster import serve_cluster
 from router.sim.engines.specs import ClusterSpec, GroupSpec
 from tests.fakes.live_engines import LiveEngine
 from tests.fakes.raw_clients import calling
-from tests.fakes.scripted_engine import Until
+from tests.fakes.scripted_engine import Hold, Until, answer
 from tests.fakes.standins import shipped_tokenizer
 from tests.fakes.systems import (
     DENSE,
@@ -518,6 +519,63 @@ async def test_a_dead_engine_is_out_and_comes_back(tmp_path: Path) -> None:
         await system.until(lambda state: state["instances"][0]["alive"] is True)
         metrics = await system.metrics()
         assert metrics.total("instance_transitions_total", instance="p0") == 2
+
+
+async def test_r66_alternating_probes_change_nothing(tmp_path: Path) -> None:
+    """An engine whose health answers well and badly in turn stays in, without a transition."""
+    async with scripted_system(tmp_path) as system:
+        engine = system.engine("p0")
+        verdicts = itertools.cycle((503, 200))
+        engine.on("/health", lambda _: answer(next(verdicts)))
+        await engine.received(len(engine.requests) + 20)
+        state = await system.order("GET", "state")
+        assert (state["instances"][0]["alive"], state["instances"][0]["transitions"]) == (True, 0)
+
+
+async def test_r36_a_silent_engine_is_out_after_its_failed_probes(tmp_path: Path) -> None:
+    """An engine that takes connections and says nothing gets no traffic, and readiness knows."""
+    probe = {"interval_seconds": 0.05, "timeout_seconds": 0.1}
+    async with scripted_system(tmp_path, names="p0 d0 d1 f0", upstream={"probe": probe}) as system:
+
+        async def silence(name: str) -> None:
+            system.engine(name).on("/health", [Hold()])
+            await system.until(
+                lambda state: any(
+                    each["name"] == name and not each["ready"] for each in state["instances"]
+                )
+            )
+
+        await silence("d0")
+        for _ in range(3):
+            assert (await system.complete(10)).headers["x-prfaas-decode"] == "d1"
+        assert (await system.client.get("/ready")).status_code == 200
+        await silence("d1")
+        assert (await system.client.get("/ready")).status_code == 503
+        began = asyncio.get_running_loop().time()
+        response = await system.complete(10)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert asyncio.get_running_loop().time() - began < 1
+        system.engine("d0").on("/health", answer(200))
+        await system.until(
+            lambda state: any(i["name"] == "d0" and i["ready"] for i in state["instances"])
+        )
+        assert (await system.complete(10)).status_code == 200
+
+
+async def test_a_breaker_keeps_the_cost_off_later_requests(tmp_path: Path) -> None:
+    """After enough failures an engine gets no more requests; after the cool-down one trial."""
+    breaker = {"failures": 2, "cooldown_seconds": 1}
+    async with scripted_system(tmp_path, upstream={"breaker": breaker}) as system:
+        engine = system.engine("f0")
+        engine.reply(answer(500, b"{}"))
+        reasons = [routing(await system.complete(500))[1] for _ in range(4)]
+        assert reasons == ["remote_prefill_failed"] * 2 + ["remote_unavailable"] * 2
+        assert len(engine.calls) == 2
+        assert (await system.metrics()).total("instance_breaker_open", instance="f0") == 1
+        engine.reply(engine._complete)
+        await system.until(lambda state: all(instance["ready"] for instance in state["instances"]))
+        assert routing(await system.complete(500)) == ("prfaas", "above_threshold")
+        assert (await system.metrics()).total("instance_breaker_open") == 0
 
 
 # -- several clusters
