@@ -113,8 +113,7 @@ class LedgerShape:
         return self.tells_extras or not self.kept_silent
 
 
-@dataclass(frozen=True, slots=True)
-class LabelRecord:
+class LabelRecord(NamedTuple):
     """What a ledger knows of one label: its name, its spot, and how many copies are where.
 
     `copies` are (number of the place in the ledger's shape, count).
@@ -371,6 +370,8 @@ class SourceLedger:
             self._refuse()
             return False
         self._set_name(label, name, spot)
+        if not self._waiting:
+            return True
         placed = [(label, name, self._waiting.take(label))]
         while placed:
             parent, parent_name, copies = placed.pop()
