@@ -7,6 +7,7 @@ met a connection that had died while idle.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ CONNECT_TIMEOUT_SECONDS = 2.0
 """Over a data center's round trip times a hundred; a lost SYN is sent again after one second."""
 
 MAX_CONNECTIONS = 32
-"""Look-ups in flight at once in one process; each holds a connection for a millisecond."""
+"""Round trips in flight at once in one process, of a millisecond each; more wait for their turn."""
 
 _SCAN_KEYS = 500
 
@@ -116,7 +117,10 @@ def open_store(url: StoreUrl) -> RedisStore:
             )
             assert url.service is not None  # noqa: S101  # the parser demands it
             client = sentinel.master_for(
-                url.service, redis_class=aioredis.Redis, db=url.db, max_connections=MAX_CONNECTIONS
+                url.service,
+                redis_class=aioredis.Redis,
+                db=url.db,
+                max_connections=2 * MAX_CONNECTIONS,
             )
             return SingleStore(client, *sentinel.sentinels)
         case Topology.CLUSTER:
@@ -124,7 +128,7 @@ def open_store(url: StoreUrl) -> RedisStore:
             return ClusterStore(
                 aioredis.RedisCluster(
                     startup_nodes=nodes,
-                    max_connections=MAX_CONNECTIONS,
+                    max_connections=2 * MAX_CONNECTIONS,
                     **_common(url),
                 )
             )
@@ -156,7 +160,7 @@ def _tls_options(tls: Tls | None) -> dict[str, Any]:
 
 
 def _single_client(url: StoreUrl) -> aioredis.Redis:
-    options = {**_common(url), "db": url.db, "max_connections": MAX_CONNECTIONS}
+    options = {**_common(url), "db": url.db, "max_connections": 2 * MAX_CONNECTIONS}
     if url.path is not None:
         return aioredis.Redis(unix_socket_path=url.path, **options)
     ((host, port),) = url.hosts
@@ -172,6 +176,8 @@ class SingleStore:
     def __init__(self, client: aioredis.Redis, *sentinels: aioredis.Redis) -> None:
         self._client = client
         self._sentinels = sentinels
+        # redis-py fails where a connection too many is asked for, so its own bound is twice ours.
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def fetch(self, key: bytes, pages: Sequence[str]) -> tuple[Reply, Sequence[bytes | None]]:
         """GET and MGET in one pipeline."""
@@ -205,7 +211,7 @@ class SingleStore:
 
     async def _run(self, commands: Sequence[Command], *, atomic: bool) -> list[Reply]:
         try:
-            async with self._client.pipeline(transaction=atomic) as pipeline:
+            async with self._turns, self._client.pipeline(transaction=atomic) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
                 return await pipeline.execute()
@@ -246,6 +252,7 @@ class ClusterStore:
 
     def __init__(self, client: aioredis.RedisCluster) -> None:
         self._client = client
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def fetch(self, key: bytes, pages: Sequence[str]) -> tuple[Reply, Sequence[bytes | None]]:
         """One pipelined round trip a shard, all at once."""
@@ -255,10 +262,11 @@ class ClusterStore:
     async def read(self, commands: Sequence[Command]) -> list[Reply]:
         """Run commands, one pipeline a shard."""
         try:
-            pipeline = self._client.pipeline()
-            for command in commands:
-                pipeline.execute_command(*command)
-            return await pipeline.execute()
+            async with self._turns:
+                pipeline = self._client.pipeline()
+                for command in commands:
+                    pipeline.execute_command(*command)
+                return await pipeline.execute()
         except (RedisError, OSError) as error:
             # A failover moves shards: look at the map anew with the next command.
             raise StoreError(f"the store failed: {type(error).__name__}") from error

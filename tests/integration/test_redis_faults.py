@@ -304,6 +304,29 @@ async def test_r57_what_a_dead_process_left_is_found_by_walking(
     assert not keys_of(server, "}p") | keys_of(server, "}o")
 
 
+async def test_r57_blocks_and_keys_stay_under_the_cap(server: Server, start: Open) -> None:
+    """Four sources bring five times what is allowed: refused and said, and a clear makes room."""
+    cap = 1_000
+    process = start(max_blocks_total=cap)
+    sources = [SourceId(f"engine-{name}") for name in "abcd"]
+    await process.attach(*sources)
+    for round_ in range(5):
+        for number, source in enumerate(sources):
+            tokens = [1_000 * number + round_, *range(1_000)]
+            await process.send(source, Engine().stored(tokens))
+    reports = {report.source: report for report in await process.index.describe()}
+    assert sum(report.blocks for report in reports.values()) == cap
+    with server.client() as client:
+        assert sum(client.hlen(key) for key in keys_of(server, ":labels")) <= cap
+    assert len(keys_of(server, "}p")) <= cap / 64 + 20
+    full = reports[sources[3]]
+    assert full.state is SourceState.PARTIAL
+    assert full.errors["capacity"] > 0
+    await process.index.remove_instance("engine-a")
+    await process.send(sources[3], AllBlocksCleared(), Engine().stored(LONG))
+    assert await process.belief(sources[3], LONG) == CacheBelief(len(LONG), SourceState.SYNCED)
+
+
 async def test_r57_steady_clears_pile_nothing_up(server: Server, start: Open) -> None:
     """A source that clears for ever leaves what it holds now, after upkeep."""
     process = start()
