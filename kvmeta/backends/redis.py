@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from kvmeta.backends.breakers import BreakerRules, BreakerState, LookUpBreaker
-from kvmeta.backends.keys import DEFAULT_NAMESPACE, Keys, field_text, parse_field
-from kvmeta.backends.records import Seen, SourceRecord, decode_seen
-from kvmeta.backends.redis_reader import RedisReader, is_stale
+from kvmeta.backends.keys import DEFAULT_NAMESPACE, Keys, parse_field
+from kvmeta.backends.records import Seen, SourceRecord
+from kvmeta.backends.redis_reader import RedisReader, is_stale, read_seen
 from kvmeta.backends.redis_store import RedisStore, open_store
 from kvmeta.backends.redis_sweeper import RedisSweeper
 from kvmeta.backends.redis_urls import parse_store_url
@@ -79,7 +79,8 @@ class RedisIndex:
     """`kvmeta.index.MetadataIndex` on Redis.
 
     `clock` is the wall clock in seconds, which readers and writers compare: hosts must agree within
-    a few seconds. `run` must run where sources are registered; readers need nothing running.
+    a few seconds. `run` must run where sources are registered, and should where only look-ups are
+    made: it keeps a connection open, so that none spends its budget on connecting.
     """
 
     def __init__(
@@ -179,13 +180,13 @@ class RedisIndex:
                 (seen,) = await self._store.read([("HGETALL", self._keys.seen)])
         except (StoreError, TimeoutError):
             return reports
-        return [*reports, *(self._report(*other, seen, now) for other in others)]
+        told = read_seen(seen)
+        return [*reports, *(self._report(*other, told, now) for other in others)]
 
     def _report(
-        self, source: SourceId, record: SourceRecord, told: Mapping[bytes, bytes], now: float
+        self, source: SourceId, record: SourceRecord, told: Mapping[SourceId, Seen], now: float
     ) -> SourceReport:
-        packed = told.get(field_text(source).encode())
-        seen = decode_seen(packed) if packed is not None else Seen(None, 0.0)
+        seen = told.get(source, Seen(None, 0.0))
         return SourceReport(
             source=source,
             state=self._trusted(seen, record.max_age_seconds, now, record.state),
@@ -257,6 +258,8 @@ class RedisIndex:
         try:
             async with asyncio.timeout(_UPKEEP_TIMEOUT_SECONDS):
                 await self._check_images()
+            if not self._writer.has_written:
+                return
             await self._writer.tell_seen(self._writer.owned)
             for owned in list(self._writer.owned):
                 if not owned.is_imaged and not await self._writer.repair(owned):
@@ -292,10 +295,8 @@ class RedisIndex:
 
     async def _remove_abandoned(self) -> None:
         (seen,) = await self._store.read([("HGETALL", self._keys.seen)])
-        for name, packed in seen.items():
-            source = parse_field(name)
-            age = self._clock() - decode_seen(packed).written_at
-            if source is not None and age > ABANDONED_SECONDS:
+        for source, told in read_seen(seen).items():
+            if self._clock() - told.written_at > ABANDONED_SECONDS:
                 await self._writer.remove(source)
 
     def _must_scrub(self) -> bool:

@@ -208,7 +208,7 @@ class RedisReader:
         table, seen = await self._store.read(
             [("HGETALL", self._keys.table), ("HGETALL", self._keys.seen)]
         )
-        self._seen = _read_seen(seen)
+        self._seen = read_seen(seen)
         self._table = _read_entries(revision, table)
         return self._table
 
@@ -229,7 +229,7 @@ class RedisReader:
             return fresh
         # What was read a while ago is older than the truth: ask before giving a source up.
         (seen,) = await self._store.read([("HGETALL", self._keys.seen)])
-        self._seen = _read_seen(seen)
+        self._seen = read_seen(seen)
         return [one for one in candidates if not self._is_stale(*one)]
 
     def _is_stale(self, source: SourceId, reading: _Reading) -> bool:
@@ -286,7 +286,8 @@ def _reading_of(entry: TableEntry, bits: Mapping[bytes, int]) -> _Reading:
     return _Reading(entry, plan_match(entry.layout, announced), full, shape.tells_salts)
 
 
-def _read_seen(seen: Mapping[bytes, bytes]) -> Mapping[SourceId, Seen]:
+def read_seen(seen: Mapping[bytes, bytes]) -> Mapping[SourceId, Seen]:
+    """Decode who was seen when; what cannot be read was not seen."""
     read: dict[SourceId, Seen] = {}
     for field, packed in seen.items():
         source = parse_field(field)

@@ -51,8 +51,8 @@ class RedisSweeper:
         self._keys = keys
         self._retired: deque[Retired] = deque()
         self.blocks = 0
-        self.must_scrub = True
-        """Whether dead slots may be left that no ledger here knows of: true at the start."""
+        self.must_scrub = False
+        """Whether dead slots may be left that no ledger here knows of."""
 
     def retire(self, forgotten: Forgotten, slots: Mapping[Place, int]) -> None:
         """Take over what a source forgot; it is swept later."""

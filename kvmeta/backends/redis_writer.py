@@ -128,6 +128,8 @@ class RedisWriter:
         self._owned: dict[SourceId, Owned] = {}
         self._spare_slots: list[int] = []
         self._blocks_of_others = 0
+        self.has_written = False
+        """Whether this process ever wrote, so that it takes part in keeping the store clean."""
 
     @property
     def owned(self) -> Iterable[Owned]:
@@ -140,6 +142,7 @@ class RedisWriter:
         self, source: SourceId, layout: CacheLayout, max_age_seconds: float | None
     ) -> None:
         """Own `source`: with what the records say, where they are whole and of this layout."""
+        self.has_written = True
         owned = self._owned.get(source)
         if owned is not None and owned.layout == layout:
             owned.max_age_seconds = max_age_seconds
@@ -172,6 +175,7 @@ class RedisWriter:
 
     async def remove_instance(self, instance: str) -> None:
         """Remove every source of `instance`, also one that another process owned."""
+        self.has_written = True
         for source in [source for source in self._owned if source.instance == instance]:
             owned = self._owned.pop(source)
             async with owned.lock:

@@ -346,6 +346,7 @@ async def test_an_abandoned_source_is_removed_by_another_process(
     clock = FakeClock(1_000.0)
     gone, other = start(clock=clock), start(clock=clock)
     await gone.attach(A)
+    await other.attach(B)
     await gone.send(A, Engine().stored(X))
     clock.advance(31)
     assert await other.belief(A, X) == CacheBelief.unknown()
