@@ -8,6 +8,7 @@ alone for a while.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import time
@@ -55,6 +56,7 @@ ABANDONED_SECONDS = 3_600.0
 """A source whose writer is gone for this long is removed by any other writer."""
 
 _UPKEEP_TIMEOUT_SECONDS = 5.0
+_BEAT_SECONDS = 1.0
 _SCRUB_SECONDS = 600.0
 
 _LOG = logging.getLogger(__name__)
@@ -248,22 +250,42 @@ class RedisIndex:
     # -- upkeep ------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep this process's sources alive and the store clean, until cancelled."""
+        """Keep connections, this process's sources and the store in order, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._beat())
+            while True:
+                await self.keep_up()
+                await asyncio.sleep(self._upkeep_seconds)
+
+    async def _beat(self) -> None:
+        """Give signs of life, also while a long repair runs; reconnect ahead of the next trial."""
+        beats = itertools.count()
         while True:
-            await self.keep_up()
-            await asyncio.sleep(self._upkeep_seconds)
+            await asyncio.sleep(_BEAT_SECONDS)
+            if self._breaker.state is not BreakerState.CLOSED:
+                await self._reconnect()
+            if next(beats) % max(1, round(self._upkeep_seconds / _BEAT_SECONDS)) == 0:
+                await self._writer.tell_seen(self._writer.owned)
+
+    async def _reconnect(self) -> None:
+        """Leave an open connection in the pool: a look-up's budget may be too short for it."""
+        try:
+            async with asyncio.timeout(_UPKEEP_TIMEOUT_SECONDS):
+                await self._store.mark()
+        except (StoreError, TimeoutError):
+            _LOG.debug("the store is still away", exc_info=True)
 
     async def keep_up(self) -> None:
-        """One round: signs of life, repairs, sweeping. What fails is left to the next round."""
+        """One round: repairs, sweeping, signs of life. What fails is left to the next round."""
         try:
             async with asyncio.timeout(_UPKEEP_TIMEOUT_SECONDS):
                 await self._check_images()
             if not self._writer.has_written:
                 return
-            await self._writer.tell_seen(self._writer.owned)
             for owned in list(self._writer.owned):
                 if not owned.is_imaged and not await self._writer.repair(owned):
                     return
+            await self._writer.tell_seen(self._writer.owned)
             swept = 1
             while swept:
                 swept = await self._sweep_once()

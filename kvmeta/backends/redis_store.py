@@ -139,6 +139,7 @@ def _common(url: StoreUrl) -> dict[str, Any]:
         "username": url.username,
         "password": url.password,
         "protocol": 2,
+        "driver_info": None,  # two commands less at the start of a connection
         "socket_connect_timeout": CONNECT_TIMEOUT_SECONDS,
         "socket_timeout": None,  # every wait has its own time-out
         "retry": Retry(NoBackoff(), 1),
