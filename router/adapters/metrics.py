@@ -258,13 +258,19 @@ def _source_gauges(sources: Iterable[SourceReport]) -> Iterator[Metric]:
         "1 for the state a source is in: how far what is known of it may be trusted",
         labels=[*labels, "state"],
     )
+    ages = GaugeMetricFamily(
+        "prfaas_index_source_age_seconds",
+        "Since a source last proved that nothing was missed; absent where it never did",
+        labels=labels,
+    )
     for report in sources:
         name = [report.source.instance, str(report.source.rank)]
         blocks.add_metric(name, report.blocks)
+        if report.age_seconds is not None:
+            ages.add_metric(name, report.age_seconds)
         for state in SourceState:
             states.add_metric([*name, state], float(report.state is state))
-    yield blocks
-    yield states
+    yield from (blocks, states, ages)
 
 
 class _LiveGauges(Collector):

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import httpx
 
 from kvmeta.backends.memory import MemoryIndex
+from kvmeta.history import ApproximateIndex, PromptHistory
+from kvmeta.index import MetadataIndex
 from kvmeta.ingest.service import KvIngest
+from kvmeta.speculation import Speculation, SpeculativeIndex
 from router.adapters.clocks import SystemClock
 from router.adapters.engine_http import HttpEngineClient
 from router.adapters.event_feed import IngestFeed
@@ -45,6 +48,7 @@ from router.service.connectors import Connector, find_connector, third_party_con
 from router.service.counting import EngineCounter, PromptCounter
 from router.service.decisions import DecisionLog
 from router.service.fleet import Fleet, FleetRules
+from router.service.foresight import Foresight
 from router.service.links import LinkBoard
 from router.service.membership import Membership
 from router.service.models import ModelCatalog
@@ -57,6 +61,7 @@ from router.service.routing import Routed, Routing, RoutingRules
 from router.service.snapshots import OperatingLengths, PolicyRules, SnapshotBuilder
 from router.service.state import StateReport
 from router.service.tenants import TenantBook
+from router.service.truth import TruthWatch
 from router.settings import Loaded, Settings, build_topology, parse_instance
 
 
@@ -72,7 +77,9 @@ class Core:
     fleet: Fleet
     links: LinkBoard
     operator: Operator
-    index: MemoryIndex
+    index: MetadataIndex
+    foresight: Foresight
+    truth: TruthWatch
     tenants: TenantBook
     log: DecisionLog
     engines: HttpEngineClient
@@ -119,6 +126,7 @@ class Gateway:
             background = [
                 tasks.create_task(self.ingest.run()),
                 tasks.create_task(prober.run()),
+                tasks.create_task(self.core.truth.run()),
             ]
             try:
                 yield
@@ -152,17 +160,19 @@ def _build_core(loaded: Loaded) -> Core:
     if settings.kvmeta.ingest == "external":
         raise CompositionError("kvmeta.ingest: external needs a store that processes share")
     clock = SystemClock()
+    metrics = PrometheusMetrics()
     topology = build_topology(settings)
     threshold = settings.scheduler.threshold
+    fleet = Fleet(topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings))
+    foresight = _build_foresight(settings, fleet, clock)
+    index = _foresee(open_index(settings, clock), foresight)
     return Core(
         settings=settings,
         clock=clock,
-        metrics=PrometheusMetrics(),
+        metrics=metrics,
         catalog=build_catalog(loaded),
         connector=_choose_connector(settings),
-        fleet=Fleet(
-            topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings)
-        ),
+        fleet=fleet,
         links=LinkBoard(
             topology.links,
             clock=clock,
@@ -179,16 +189,40 @@ def _build_core(loaded: Loaded) -> Core:
             ),
             clock=clock,
         ),
-        index=MemoryIndex(
-            clock=clock.monotonic,
-            max_blocks_per_source=settings.kvmeta.max_blocks_per_source,
-            max_blocks_total=settings.kvmeta.max_blocks_total,
-        ),
+        index=index,
+        foresight=foresight,
+        truth=TruthWatch(metrics, index),
         tenants=TenantBook(build_tenants(settings), secret=secrets.token_bytes(32)),
         log=DecisionLog(),
         engines=HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance),
         draining=asyncio.Event(),
     )
+
+
+def open_index(settings: Settings, clock: SystemClock) -> MetadataIndex:
+    """Return the index where the configuration keeps it."""
+    return MemoryIndex(
+        clock=clock.monotonic,
+        max_blocks_per_source=settings.kvmeta.max_blocks_per_source,
+        max_blocks_total=settings.kvmeta.max_blocks_total,
+    )
+
+
+def _build_foresight(settings: Settings, fleet: Fleet, clock: SystemClock) -> Foresight:
+    return Foresight(
+        fleet,
+        Speculation(clock=clock.monotonic, ttl_seconds=settings.kvmeta.speculative_ttl_seconds),
+        PromptHistory(
+            clock=clock.monotonic,
+            ttl_seconds=settings.kvmeta.approximate_ttl_seconds,
+            max_blocks=settings.kvmeta.approximate_blocks,
+        ),
+    )
+
+
+def _foresee(index: MetadataIndex, foresight: Foresight) -> MetadataIndex:
+    """Let look-ups see guesses where there are no events, and what is being computed everywhere."""
+    return SpeculativeIndex(ApproximateIndex(index, foresight.history), foresight.speculation)
 
 
 def _choose_connector(settings: Settings) -> Connector:
@@ -311,8 +345,8 @@ def _make_relay(core: Core, routing: Routing, routed: Routed) -> Relay:
     return Relay(
         client=core.engines,
         planner=RequestPlanner(routing, core.fleet, routed),
-        ledger=RequestLedger(core.fleet, core.links, routed),
-        hook=core.metrics,
+        ledger=RequestLedger(core.fleet, core.links, routed, core.foresight),
+        hook=core.truth,
         connector=core.connector,
         clock=core.clock,
         settings=RelaySettings(

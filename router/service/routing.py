@@ -10,7 +10,7 @@ from typing import Protocol
 from kvmeta.errors import KvMetaError
 from kvmeta.hashing import prompt_blocks
 from kvmeta.index import MetadataIndex
-from kvmeta.types import PromptBlocks, SourceId
+from kvmeta.types import PromptBlocks
 from router.domain.decision import (
     Decision,
     NoRoute,
@@ -58,13 +58,15 @@ class Supposition:
 class Routed:
     """A request with its decision, and what is needed to decide it again.
 
-    `record` is the latest word: planning again replaces it.
+    `record` is the latest word: planning again replaces it. `prompt` names the whole prompt's
+    blocks, None where its tokens are not all known.
     """
 
     ask: Ask
     request: RequestView
     beliefs: Beliefs
     record: DecisionRecord
+    prompt: PromptBlocks | None = None
 
     @property
     def decision(self) -> Decision:
@@ -129,11 +131,13 @@ class Routing:
         """
         timed_out = False
         counted: Counted | None = None
+        prompt: PromptBlocks | None = None
         beliefs: Beliefs = {}
         try:
             async with asyncio.timeout(self._rules.decision_timeout or None):
                 counted = await self._counter.count(ask.body, ask.named)
-                beliefs = await self._believe(ask, counted)
+                prompt = self._name_blocks(ask, counted)
+                beliefs = await self._believe(ask, prompt)
         except TimeoutError:
             timed_out = True
         if counted is None:
@@ -147,7 +151,7 @@ class Routing:
         if isinstance(decision, NoRoute):
             raise NobodyAlive(f"no live instance can decode {ask.named.asked!r} now")
         record = self._remember(ask.request_id, snapshot, decision)
-        return Routed(ask, request, beliefs, record)
+        return Routed(ask, request, beliefs, record, prompt)
 
     def replan_local(
         self, routed: Routed, reason: Reason, excluded: frozenset[str]
@@ -173,7 +177,7 @@ class Routing:
         Raises NobodyAlive.
         """
         counted = await self._counter.count(ask.body, ask.named)
-        beliefs = await self._believe(ask, counted)
+        beliefs = await self._believe(ask, self._name_blocks(ask, counted))
         request = _view_request(ask, counted)
         snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
         return self._explained(ask.request_id, snapshot)
@@ -199,22 +203,25 @@ class Routing:
             raise NobodyAlive(f"no live instance can decode {decision.model!r} now")
         return DecisionRecord(request_id, self._clock.now(), snapshot, decision)
 
-    async def _believe(self, ask: Ask, counted: Counted) -> Beliefs:
-        """Ask the index within its own budget; over it, or without ids, all is unknown."""
+    def _name_blocks(self, ask: Ask, counted: Counted) -> PromptBlocks | None:
+        """Name the prompt's blocks; None without ids."""
         if counted.ids is None:
-            return {}
+            return None
         model = ask.named.model
         limit = counted.total - 1 - self._truncation.get(model.name, 0)
         try:
-            prompt = prompt_blocks(
+            return prompt_blocks(
                 model.layout, counted.ids, lora=ask.named.lora, salt=ask.salt, limit=limit
             )
         except KvMetaError:
             # Ids that no vocabulary has: the engine will say so in its own words.
-            return {}
-        return await self._look_up(prompt, self._builder.sources(model))
+            return None
 
-    async def _look_up(self, prompt: PromptBlocks, sources: list[SourceId]) -> Beliefs:
+    async def _believe(self, ask: Ask, prompt: PromptBlocks | None) -> Beliefs:
+        """Ask the index within its own budget; over it, or without ids, all is unknown."""
+        if prompt is None:
+            return {}
+        sources = self._builder.sources(ask.named.model)
         started = self._clock.monotonic()
         timed_out = False
         try:

@@ -45,6 +45,7 @@ LABELS: dict[str, frozenset[str]] = {
         "index_lookup_seconds": "",
         "index_blocks": "instance rank",
         "index_source_state": "instance rank state",
+        "index_source_age_seconds": "instance rank",
         "index_truth_total": "instance rank outcome",
         "index_events_total": "type",
         "index_event_errors_total": "cause",
