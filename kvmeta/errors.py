@@ -17,3 +17,7 @@ class PayloadError(KvMetaError, ValueError):
 
 class FrameError(KvMetaError, ValueError):
     """A ZeroMQ message whose frames are not those of a KV-event publisher."""
+
+
+class DiscoveryError(KvMetaError, ValueError):
+    """What an engine tells of its publishers cannot be read."""

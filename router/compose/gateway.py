@@ -18,6 +18,7 @@ from kvmeta.ingest.service import KvIngest
 from kvmeta.speculation import Speculation, SpeculativeIndex
 from router.adapters.clocks import SystemClock
 from router.adapters.engine_http import HttpEngineClient
+from router.adapters.event_discovery import EventDiscovery
 from router.adapters.event_feed import IngestFeed
 from router.adapters.metrics import LiveState, PrometheusMetrics
 from router.adapters.probes import HttpProbe
@@ -95,6 +96,7 @@ class Gateway:
     core: Core
     feed: IngestFeed
     ingest: KvIngest
+    discovery: EventDiscovery
     membership: Membership
 
     def start_draining(self) -> None:
@@ -125,6 +127,7 @@ class Gateway:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             background = [
                 tasks.create_task(self.ingest.run()),
+                tasks.create_task(self.discovery.run()),
                 tasks.create_task(prober.run()),
                 tasks.create_task(self.core.truth.run()),
             ]
@@ -146,11 +149,20 @@ def build_gateway(loaded: Loaded) -> Gateway:
         max_age_seconds=settings.kvmeta.max_age_seconds,
         hook=core.metrics,
     )
-    feed = IngestFeed(ingest, layouts_by_instance(settings))
+    layout_of = layouts_by_instance(settings)
+    discovery = EventDiscovery(
+        core.engines,
+        ingest,
+        layout_of,
+        interval=settings.kvmeta.probe_interval_seconds,
+        timeout=settings.upstream.probe.timeout_seconds,
+        told_ranks=core.fleet.set_ranks,
+    )
+    feed = IngestFeed(ingest, layout_of, discovery)
     membership = Membership(core.fleet, feed)
     core.metrics.watch(LiveState(core.fleet, core.links, core.operator, core.catalog, core.clock))
     application, admin = _build_applications(core, routing, membership)
-    return Gateway(application, admin, core, feed, ingest, membership)
+    return Gateway(application, admin, core, feed, ingest, discovery, membership)
 
 
 def _build_core(loaded: Loaded) -> Core:

@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from router.domain.units import BytesPerSecond, Seconds
 
+AUTO_EVENTS = "auto"
+"""In place of an endpoint: the engine is asked where it publishes."""
+
 
 class Role(StrEnum):
     """What an instance does for a request."""
@@ -41,7 +44,8 @@ class Instance:
     prefill and decode are paired only where it is equal. `revision` is that of its weights where
     it is the instance's own: its blocks are others than the model's. `ranks` is the number of
     data-parallel ranks behind the URL; rank r publishes its events on the endpoint's port + r, as
-    vLLM does.
+    vLLM does. `kv_events` is the first rank's endpoint, `AUTO_EVENTS` where the engine is to be
+    asked, None where it publishes none.
     """
 
     name: str

@@ -6,8 +6,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from router.domain.topology import ClusterKind, Role
+from router.domain.topology import AUTO_EVENTS, ClusterKind, Role
 from router.settings.fields import (
+    EventsEndpoint,
     HttpUrl,
     ModelName,
     Name,
@@ -48,15 +49,21 @@ class InstanceSettings(Section):
     compatibility: Text | None = None
     """Prefill and decode are paired only where this is equal; left out, the revision. Set it where
     engine version or attention backend make KV incompatible."""
-    kv_events: ZmqEndpoint | None = None
-    """Where it publishes KV events; left out, what it caches is guessed from routed prompts."""
+    kv_events: EventsEndpoint | None = None
+    """Where it publishes KV events; `auto` asks the engine (`/kv_event_sources`, where vLLM tells
+    endpoints and ranks); left out, what it caches is guessed from routed prompts."""
     kv_replay: ZmqEndpoint | None = None
-    """Where it replays missed events; left out, a gap makes its index entry partial."""
+    """Where it replays missed events; left out, a gap makes its index entry partial. With
+    `kv_events: auto` the engine tells it."""
 
     @model_validator(mode="after")
     def _events_cohere(self) -> Self:
         if self.kv_replay is not None and self.kv_events is None:
             raise incoherent("kv_replay", "needs kv_events: there is nothing else to replay")
+        if self.kv_events == AUTO_EVENTS:
+            if self.kv_replay is not None:
+                raise incoherent("kv_replay", "must be left out: `kv_events: auto` finds it")
+            return self
         for field, endpoint in (("kv_events", self.kv_events), ("kv_replay", self.kv_replay)):
             if endpoint is not None and self.data_parallel_ranks > 1:
                 self._check_rank_ports(field, endpoint)

@@ -310,11 +310,13 @@ async def standin_system(
     model: Mapping[str, Any] | None = None,
     names: str = "p0 d0 f0",
     time_scale: float = 100.0,
+    auto_events: bool = False,
     **changes: object,
 ) -> AsyncIterator[System]:
     """A gateway over stand-in engines with real caches, KV events and hand-offs.
 
-    `groups` are the KV groups of the model. When it begins every source of events is synced.
+    `groups` are the KV groups of the model; with `auto_events` the gateway asks the engines where
+    they publish. When it begins every source of events is synced.
     """
     roles = {"p": Role.PREFILL, "d": Role.DECODE, "f": Role.PREFILL, "b": Role.BOTH}
     specs = [standin(name, roles[name[0]], groups) for name in names.split()]
@@ -338,7 +340,9 @@ async def standin_system(
             {
                 "name": name,
                 "kind": "pd" if name == "east" else "prfaas",
-                "instances": [entry_of(host) for host in cluster.engines.values()],
+                "instances": [
+                    entry_of(host, auto_events=auto_events) for host in cluster.engines.values()
+                ],
             }
             for name, cluster in running.items()
         ]
@@ -368,15 +372,12 @@ def standin(name: str, role: Role, groups: tuple[GroupSpec, ...] = DENSE) -> Eng
     )
 
 
-def entry_of(host: EngineHost) -> Document:
+def entry_of(host: EngineHost, *, auto_events: bool = False) -> Document:
     """What a configuration says of a stand-in that runs."""
-    return {
-        "name": host.spec.name,
-        "url": host.url,
-        "role": host.spec.role.value,
-        "kv_events": host.events_endpoint,
-        "kv_replay": host.replay_endpoint,
-    }
+    entry = {"name": host.spec.name, "url": host.url, "role": host.spec.role.value}
+    if auto_events:
+        return entry | {"kv_events": "auto"}
+    return entry | {"kv_events": host.events_endpoint, "kv_replay": host.replay_endpoint}
 
 
 def describe_group(group: GroupSpec) -> Document:
