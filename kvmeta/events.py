@@ -22,8 +22,9 @@ class BlockStored:
     empty in a placeholder, whose `block_size` is 0 as well.
 
     `extras[i]` is what else determines block i (`kvmeta.hashing.encode_extra`, empty for nothing);
-    None where the engine does not tell, which says nothing about salts either. `salt` and `lora`
-    name the namespace of a chain that starts here. `group` None is the full-attention group.
+    None where the engine does not tell, which says nothing about salts either unless one is named.
+    `salt` and `lora` name the namespace of a chain that starts here. `group` None is the
+    full-attention group.
     """
 
     labels: tuple[EngineLabel, ...]
