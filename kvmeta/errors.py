@@ -21,3 +21,7 @@ class FrameError(KvMetaError, ValueError):
 
 class DiscoveryError(KvMetaError, ValueError):
     """What an engine tells of its publishers cannot be read."""
+
+
+class LeaseLost(KvMetaError):
+    """A write for a source that another process may own by now."""

@@ -112,6 +112,10 @@ class KvIngest:
         self._specs[spec.source] = spec
         self._start(spec)
 
+    async def pause(self, source: SourceId) -> None:
+        """Stop following `source`; what the index holds of it stays, for who follows it next."""
+        await self._stop([source])
+
     async def remove(self, instance: str) -> None:
         """Stop following every source of `instance` and forget all that they held."""
         await self._stop([source for source in self._specs if source.instance == instance])

@@ -11,7 +11,7 @@ import msgspec
 
 from kvmeta.errors import DiscoveryError
 from kvmeta.ingest.discovery import EVENT_SOURCES_PATH, read_sources
-from kvmeta.ingest.service import KvIngest
+from kvmeta.ingest.sharded import SourceFeed
 from kvmeta.ingest.subscriber import SourceSpec
 from kvmeta.types import CacheLayout
 from router.domain.topology import Instance
@@ -31,12 +31,12 @@ class EventDiscovery:
     def __init__(
         self,
         client: EngineClient,
-        ingest: KvIngest,
+        ingest: SourceFeed,
         layout_of: Callable[[Instance], CacheLayout],
         *,
         interval: Seconds,
         timeout: Seconds,
-        told_ranks: Callable[[str, int], None],
+        told_ranks: Callable[[str, int], None] | None = None,
     ) -> None:
         self._client = client
         self._ingest = ingest
@@ -97,7 +97,8 @@ class EventDiscovery:
         for spec in specs:
             if spec not in known:
                 await self._ingest.add(spec)
-        self._told_ranks(name, max((spec.source.rank + 1 for spec in specs), default=1))
+        if self._told_ranks is not None:
+            self._told_ranks(name, max((spec.source.rank + 1 for spec in specs), default=1))
         _LOG.info("%s publishes KV events from %d ranks", name, len(specs))
 
     async def _fetch(self, instance: Instance) -> list[SourceSpec]:

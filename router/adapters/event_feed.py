@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvmeta.ingest.service import KvIngest
+from kvmeta.ingest.sharded import SourceFeed
 from kvmeta.ingest.subscriber import SourceSpec
 from kvmeta.types import CacheLayout, SourceId
 from router.adapters.event_discovery import EventDiscovery
@@ -12,11 +12,11 @@ from router.domain.topology import AUTO_EVENTS, Instance
 
 
 class IngestFeed:
-    """Implements `EventFeed` over `KvIngest`."""
+    """Implements `EventFeed` over an ingest: all of it here, or a shard's."""
 
     def __init__(
         self,
-        ingest: KvIngest,
+        ingest: SourceFeed,
         layout_of: Callable[[Instance], CacheLayout],
         discovery: EventDiscovery,
     ) -> None:

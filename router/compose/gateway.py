@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import httpx
 
-from kvmeta.backends.memory import MemoryIndex
 from kvmeta.history import ApproximateIndex, PromptHistory
 from kvmeta.index import MetadataIndex
 from kvmeta.ingest.service import KvIngest
@@ -30,6 +29,7 @@ from router.compose.models import (
     layouts_by_instance,
     load_tokenizers,
 )
+from router.compose.stores import open_index
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
 from router.domain.errors import NotFound
@@ -167,8 +167,6 @@ def build_gateway(loaded: Loaded) -> Gateway:
 
 def _build_core(loaded: Loaded) -> Core:
     settings = loaded.settings
-    if not settings.store.embedded:
-        raise CompositionError("store.url: this gateway keeps its state in memory:// only")
     if settings.kvmeta.ingest == "external":
         raise CompositionError("kvmeta.ingest: external needs a store that processes share")
     clock = SystemClock()
@@ -208,15 +206,6 @@ def _build_core(loaded: Loaded) -> Core:
         log=DecisionLog(),
         engines=HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance),
         draining=asyncio.Event(),
-    )
-
-
-def open_index(settings: Settings, clock: SystemClock) -> MetadataIndex:
-    """Return the index where the configuration keeps it."""
-    return MemoryIndex(
-        clock=clock.monotonic,
-        max_blocks_per_source=settings.kvmeta.max_blocks_per_source,
-        max_blocks_total=settings.kvmeta.max_blocks_total,
     )
 
 
