@@ -25,3 +25,7 @@ class DiscoveryError(KvMetaError, ValueError):
 
 class LeaseLost(KvMetaError):
     """A write for a source that another process may own by now."""
+
+
+class DirectoryError(KvMetaError, ValueError):
+    """What a pool's directory answers cannot be used."""

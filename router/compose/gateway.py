@@ -29,6 +29,7 @@ from router.compose.models import (
     layouts_by_instance,
     load_tokenizers,
 )
+from router.compose.pools import build_pools
 from router.compose.stores import open_index
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
@@ -55,6 +56,7 @@ from router.service.membership import Membership
 from router.service.models import ModelCatalog
 from router.service.operator import Operator, ThresholdRules
 from router.service.plans import RequestLedger, RequestPlanner
+from router.service.pools import PoolBook
 from router.service.probing import Prober
 from router.service.relay import Relay
 from router.service.relay_ports import RelaySettings
@@ -275,6 +277,7 @@ def _build_routing(core: Core) -> Routing:
             model.name: core.connector.prefill_truncation(model.layout)
             for model in core.catalog.models
         },
+        pools=PoolBook(core.fleet, build_pools(settings, core.engines, core.clock)),
     )
 
 

@@ -45,7 +45,8 @@ class Instance:
     it is the instance's own: its blocks are others than the model's. `ranks` is the number of
     data-parallel ranks behind the URL; rank r publishes its events on the endpoint's port + r, as
     vLLM does. `kv_events` is the first rank's endpoint, `AUTO_EVENTS` where the engine is to be
-    asked, None where it publishes none.
+    asked, None where it publishes none. `pool_member` is its server's name in its cluster's pool,
+    None where that is the instance's own.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Instance:
     revision: str | None = None
     kv_events: str | None = None
     kv_replay: str | None = None
+    pool_member: str | None = None
 
     @property
     def can_prefill(self) -> bool:

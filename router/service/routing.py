@@ -28,6 +28,7 @@ from router.service.bodies import ClientBody
 from router.service.counting import Counted, PromptCounter, estimate_tokens
 from router.service.decisions import DecisionLog, DecisionRecord
 from router.service.models import NamedModel
+from router.service.pools import PoolBook, raise_beliefs
 from router.service.snapshots import Beliefs, OperatingLengths, SnapshotBuilder, WhatIf
 from router.service.tenants import Tenant
 
@@ -112,8 +113,10 @@ class Routing:
         clock: Clock,
         rules: RoutingRules,
         truncation: Mapping[str, int],
+        pools: PoolBook,
     ) -> None:
         """`truncation` is by model name: the tokens that the connector cuts off a prefill leg."""
+        self._pools = pools
         self._counter = counter
         self._index = index
         self._builder = builder
@@ -137,7 +140,7 @@ class Routing:
             async with asyncio.timeout(self._rules.decision_timeout or None):
                 counted = await self._counter.count(ask.body, ask.named)
                 prompt = self._name_blocks(ask, counted)
-                beliefs = await self._believe(ask, prompt)
+                beliefs = await self._believe(ask, counted, prompt)
         except TimeoutError:
             timed_out = True
         if counted is None:
@@ -177,7 +180,7 @@ class Routing:
         Raises NobodyAlive.
         """
         counted = await self._counter.count(ask.body, ask.named)
-        beliefs = await self._believe(ask, self._name_blocks(ask, counted))
+        beliefs = await self._believe(ask, counted, self._name_blocks(ask, counted))
         request = _view_request(ask, counted)
         snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
         return self._explained(ask.request_id, snapshot)
@@ -217,11 +220,20 @@ class Routing:
             # Ids that no vocabulary has: the engine will say so in its own words.
             return None
 
-    async def _believe(self, ask: Ask, prompt: PromptBlocks | None) -> Beliefs:
-        """Ask the index within its own budget; over it, or without ids, all is unknown."""
-        if prompt is None:
+    async def _believe(self, ask: Ask, counted: Counted, prompt: PromptBlocks | None) -> Beliefs:
+        """Ask the pools and the index; without ids all is unknown.
+
+        The index last: it changes with every decision, and is the fresher the later it is asked.
+        """
+        if prompt is None or counted.ids is None:
             return {}
-        sources = self._builder.sources(ask.named.model)
+        pooled = await self._pools.look_up(ask.named, counted.ids, ask.salt)
+        beliefs = await self._look_up(ask.named, prompt)
+        return raise_beliefs(beliefs, pooled, prompt, ask.named.model.layout)
+
+    async def _look_up(self, named: NamedModel, prompt: PromptBlocks) -> Beliefs:
+        """Ask the index within its own budget; over it all is unknown."""
+        sources = self._builder.sources(named.model)
         started = self._clock.monotonic()
         timed_out = False
         try:

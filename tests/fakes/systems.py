@@ -274,13 +274,15 @@ async def scripted_system(
     model: Mapping[str, Any] | None = None,
     entries: Mapping[str, Mapping[str, Any]] | None = None,
     names: str = "p0 d0 f0",
+    pools: Mapping[str, Document] | None = None,
     **changes: object,
 ) -> AsyncIterator[System]:
     """A gateway over scripted engines.
 
     `names` tell the engines by their first letter: p prefills and d decodes in `east`, f prefills
     in `west`, b does both in `east`. `entries` add to what the configuration says of them,
-    `model` to the model's; further keywords are laid over the configuration.
+    `model` to the model's, `pools` to the clusters'; further keywords are laid over the
+    configuration.
     """
     roles = {"p": "prefill", "d": "decode", "f": "prefill", "b": "both"}
     async with AsyncExitStack() as stack:
@@ -291,6 +293,8 @@ async def scripted_system(
             "east": {"name": "east", "kind": "pd", "instances": []},
             "west": {"name": "west", "kind": "prfaas", "instances": []},
         }
+        for name, shared in (pools or {}).items():
+            clusters[name]["pool"] = shared
         for name, engine in engines.items():
             entry = {"name": name, "url": engine.url, "role": roles[name[0]]}
             home = clusters["west" if name[0] == "f" else "east"]
