@@ -37,20 +37,20 @@ lock: ## re-resolve requirements/*.txt (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --upgrade requirements/dev.in -o requirements/dev.txt
 
 $(VENV)/.python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 # Each stamp depends on its lock, so a changed lock reinstalls.
 $(VENV)/.runtime: $(VENV)/.python requirements/runtime.txt requirements/build.txt pyproject.toml
-	@echo "installing what the product needs into $(VENV) (first run only)"
-	$(PIP) -r requirements/runtime.txt
-	$(PIP) -r requirements/build.txt
-	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
+	@echo "installing what the product needs into $(VENV) (once for each lock)"
+	@$(PIP) -r requirements/runtime.txt
+	@$(PIP) -r requirements/build.txt
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
-	@echo "installing what the tests need into $(VENV) (first run only)"
-	$(PIP) -r requirements/dev.txt
+	@echo "installing what the tests need into $(VENV) (once for each lock)"
+	@$(PIP) -r requirements/dev.txt
 	@touch $@
 
 clean: ## remove the environment and every cache

@@ -18,7 +18,9 @@ from collections import deque
 from typing import Final
 from urllib.parse import urlsplit
 
-from router.adapters.http1 import Connection, Exchange, NotProcessed, encode_request
+from router.adapters.exchange import Exchange
+from router.adapters.http1 import Connection, NotProcessed
+from router.adapters.http_fields import encode_request
 from router.domain.errors import UpstreamUnreachable
 from router.domain.units import Seconds
 from router.ports import EngineRequest

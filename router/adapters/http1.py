@@ -1,8 +1,7 @@
 """One HTTP/1.1 connection to an engine: bytes in, one response at a time out.
 
-`Connection` is an `asyncio.Protocol` fed by the event loop; llhttp (httptools) parses. A response
-is an `Exchange`: it outlives its use of the connection, which is free for the next request as soon
-as the message has ended on the wire, however slowly its reader goes on reading.
+`Connection` is an `asyncio.Protocol` fed by the event loop; llhttp (httptools) parses; what comes
+goes into an `Exchange`.
 
 Where a body may end is decided here and nowhere else: at Content-Length, at the last chunk, or,
 with neither, at the end of the connection. Any other end is `UpstreamBroken`.
@@ -11,55 +10,25 @@ with neither, at the end of the connection. Any other end is `UpstreamBroken`.
 from __future__ import annotations
 
 import asyncio
-import re
 import select
 import socket
 import sys
 import termios
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from fcntl import ioctl
 from typing import Final, cast
 
 import httptools
 
-from router.domain.errors import (
-    UpstreamBroken,
-    UpstreamError,
-    UpstreamTimeout,
-    UpstreamUnreachable,
-)
+from router.adapters.exchange import Exchange
+from router.adapters.http_fields import drop_hop_by_hop, has_length, read_keep_alive
+from router.domain.errors import UpstreamBroken, UpstreamUnreachable
 from router.domain.units import Seconds
-from router.ports import EngineRequest, Headers
+from router.ports import EngineRequest
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Bound of a response head (and of trailers). nginx allows 8 KiB, aiohttp 8 KiB a line."""
-
-HIGH_WATER_BYTES: Final = 256 * 1024
-"""Unread bytes at which reading from the engine stops: four times asyncio's write buffer."""
-
-LOW_WATER_BYTES: Final = HIGH_WATER_BYTES // 4
-
-_HOP_BY_HOP: Final = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-_FRAMING: Final = frozenset({b"host", b"content-length", b"connection", b"transfer-encoding"})
-_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_VALUE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
-_TARGET: Final = re.compile(rb"[\x21-\x7e]+")
-_METHOD: Final = re.compile(rb"[A-Z]+")
-_KEEP_ALIVE_TIMEOUT: Final = re.compile(rb"timeout=(\d+)")
 
 
 class NotProcessed(UpstreamBroken):
@@ -73,169 +42,6 @@ class _Phase(Enum):
     HEAD = "awaiting a response head"
     BODY = "receiving a body"
     CLOSED = "closed"
-
-
-def encode_request(request: EngineRequest, authority: bytes, prefix: bytes) -> bytes:
-    """Return the bytes of a request.
-
-    Raises ValueError for anything that could change its framing or inject a field: these values
-    are ours or were checked before, so a bad one is a programming error.
-    """
-    method = request.method.encode("ascii")
-    target = prefix + request.path.encode("ascii")
-    if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
-        raise ValueError("malformed method or path")
-    lines = [method + b" " + target + b" HTTP/1.1", b"host: " + authority]
-    for name, value in request.headers:
-        if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
-            raise ValueError("a header field has characters that HTTP does not allow")
-        if name.lower() in _FRAMING:
-            raise ValueError(f"{name!r} belongs to the client of the connection")
-        lines.append(name + b": " + value)
-    if request.body or method in {b"POST", b"PUT", b"PATCH"}:
-        lines.append(b"content-length: %d" % len(request.body))
-    lines += (b"", request.body)
-    return b"\r\n".join(lines)
-
-
-class Exchange:
-    """A response as it arrives. Implements `router.ports.EngineResponse`."""
-
-    __slots__ = (
-        "_buffered",
-        "_cut",
-        "_error",
-        "_headers",
-        "_idle_timeout",
-        "_instance",
-        "_loop",
-        "_pieces",
-        "_resume",
-        "_waiter",
-        "complete",
-        "status",
-    )
-
-    def __init__(
-        self,
-        request: EngineRequest,
-        loop: asyncio.AbstractEventLoop,
-        cut: Callable[[], None],
-        resume: Callable[[], None],
-    ) -> None:
-        self.status = 0
-        self.complete = False
-        self._instance = request.instance
-        self._idle_timeout = request.timeouts.idle
-        self._loop = loop
-        self._cut = cut
-        self._resume = resume
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._pieces: deque[bytes] = deque()
-        self._buffered = 0
-        self._error: UpstreamError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def headers(self) -> Headers:
-        """The response's header fields, hop-by-hop ones removed, names in lower case."""
-        return self._headers
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Iterate over body bytes as they arrive; what is already there comes as one piece.
-
-        Raises UpstreamBroken, UpstreamTimeout, which cut the connection, as being cancelled does.
-        """
-        return self
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        while not self._pieces:
-            if self.complete:
-                raise StopAsyncIteration
-            try:
-                await self._wait(self._idle_timeout)
-            except BaseException:
-                self.cut()
-                raise
-        return self._take()
-
-    async def read(self) -> bytes:
-        """Read the rest of the body whole. Raises as `chunks`."""
-        return b"".join([piece async for piece in self])
-
-    async def aclose(self) -> None:
-        """Cut the connection when the body was not received to its end. Idempotent."""
-        self.cut()
-
-    def cut(self) -> None:
-        """Give up the response: nothing of it is of use any more."""
-        if not self.complete:
-            self.complete = True
-            self._cut()
-
-    async def wait_head(self, limit: Seconds) -> None:
-        """Wait for the response head, at most `limit` seconds (0: for ever)."""
-        while not self.status:
-            await self._wait(limit)
-
-    async def _wait(self, limit: Seconds) -> None:
-        if self._error is not None:
-            raise self._error
-        self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(limit, self._expire, limit) if limit else None
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
-
-    def _expire(self, limit: Seconds) -> None:
-        message = f"the engine sent nothing for {limit:g} s"
-        self.fail(UpstreamTimeout(message, instance=self._instance, processed=True))
-
-    def _take(self) -> bytes:
-        piece = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        full = self._buffered > LOW_WATER_BYTES
-        self._buffered = 0
-        if full and not self.complete:
-            self._resume()
-        return piece
-
-    # -- called by the connection
-
-    def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The head is here."""
-        self.status = status
-        self._headers = headers
-        self._wake()
-
-    def receive(self, piece: bytes) -> bool:
-        """Take a piece of the body; True when the engine should be held back."""
-        self._pieces.append(piece)
-        self._buffered += len(piece)
-        self._wake()
-        return self._buffered > HIGH_WATER_BYTES
-
-    def finish(self) -> None:
-        """The body has ended as HTTP allows."""
-        self.complete = True
-        self._wake()
-
-    def fail(self, error: UpstreamError) -> None:
-        """The response will not be completed; what was received can still be read."""
-        if self._error is None and not self.complete:
-            self._error = error
-            if self._waiter is not None and not self._waiter.done():
-                self._waiter.set_exception(error)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class Connection(asyncio.Protocol):
@@ -416,9 +222,9 @@ class Connection(asyncio.Protocol):
             return
         self._barren = 0
         self._phase = _Phase.BODY
-        self._until_eof = not _has_length(status, headers)
-        self.keep_alive = _read_keep_alive(headers)
-        exchange.begin(status, _end_to_end(headers))
+        self._until_eof = not has_length(status, headers)
+        self.keep_alive = read_keep_alive(headers)
+        exchange.begin(status, drop_hop_by_hop(headers))
         if self._head_only:
             self._complete(reusable=False)  # the parser would wait for a body
 
@@ -506,28 +312,3 @@ class Connection(asyncio.Protocol):
         if acknowledged:
             return self._unacknowledged() > 0
         return self._transport.get_write_buffer_size() > 0
-
-
-def _has_length(status: int, headers: Headers) -> bool:
-    """Whether the body's end is marked by something else than the end of the connection."""
-    codings = b",".join(value for name, value in headers if name == b"transfer-encoding")
-    if codings:
-        return codings.rpartition(b",")[2].strip().lower() == b"chunked"
-    return status in {204, 304} or any(name == b"content-length" for name, _ in headers)
-
-
-def _read_keep_alive(headers: Headers) -> Seconds | None:
-    """Return how long the engine says that it keeps an idle connection."""
-    for name, value in headers:
-        if name == b"keep-alive" and (found := _KEEP_ALIVE_TIMEOUT.search(value)):
-            return float(found[1])
-    return None
-
-
-def _end_to_end(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Drop hop-by-hop fields and those that Connection names (RFC 9110, 7.6.1)."""
-    dropped = _HOP_BY_HOP
-    named = b",".join(value for name, value in headers if name == b"connection")
-    if named:
-        dropped = dropped.union(token.strip().lower() for token in named.split(b","))
-    return [field for field in headers if field[0] not in dropped]

@@ -107,7 +107,8 @@ class PrometheusMetrics:
         )
         self._truth = counter(
             "index_truth_total",
-            "Beliefs compared with what the engine reported; over: believed more than was there",
+            "Beliefs compared with what the engine reported; over: believed more than was there,"
+            " missed: only guessed so",
             ("instance", "rank", "outcome"),
         )
         self._events = counter("index_events_total", "KV events applied", ("type",))
@@ -161,7 +162,9 @@ class PrometheusMetrics:
         believed, found = placement.cached_tokens, usage.cached_tokens
         if believed is None or found is None:
             return
-        outcome = "exact" if believed == found else "over" if believed > found else "under"
+        guessed = placement.cache_state is SourceState.APPROXIMATE
+        over = "missed" if guessed else "over"
+        outcome = "exact" if believed == found else over if believed > found else "under"
         rank = str(placement.rank or 0)
         self._truth.labels(placement.instance, rank, outcome).inc()
 

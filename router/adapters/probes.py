@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import isfinite
 
 import httpx
 
@@ -42,7 +43,7 @@ class HttpProbe:
             health = await self._client.get(f"{base}/health", headers=headers)
             if health.status_code != 200:
                 return ProbeOutcome(healthy=False)
-        except httpx.HTTPError:
+        except (httpx.HTTPError, httpx.InvalidURL):
             return ProbeOutcome(healthy=False)
         try:
             metrics = await self._client.get(f"{base}/metrics", headers=headers)
@@ -66,9 +67,11 @@ def read_metrics(text: str, at: Seconds) -> EngineReading | None:
         if name not in _WANTED or deferred:
             continue
         try:
-            sums[name] = sums.get(name, 0.0) + float(sample["value"])
+            value = float(sample["value"])
         except ValueError:
             continue
+        if isfinite(value):
+            sums[name] = sums.get(name, 0.0) + value
     return _reading(sums, at)
 
 

@@ -53,8 +53,6 @@ def register(app: typer.Typer) -> None:
     ctl = typer.Typer(no_args_is_help=True, help="See and steer a running gateway.")
     ctl.callback()(_settle)
     ctl.command("state")(_view("state", show_document))
-    ctl.command("plan")(_view("plan", show_document))
-    ctl.command("audit")(_view("audit", show_document))
     ctl.command("decisions")(decisions)
     _add_group(
         ctl,
@@ -133,8 +131,6 @@ def _view(path: str, view: Callable[[Json], None]) -> Callable[..., None]:
 
 _VIEW_HELP = {
     "state": "Show everything that the gateway knows, with ages.",
-    "plan": "Show the planner's view: stage rates, the solved threshold, the balance, a proposal.",
-    "audit": "Show who changed what, and when.",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -14,7 +15,7 @@ from typing import Annotated
 import typer
 
 from router.commands.local_system import Children, check_alive, run_system, write_demo_config
-from router.commands.output import print_fault
+from router.commands.output import CommandFailed, print_fault
 
 
 def register(app: typer.Typer) -> None:
@@ -35,12 +36,23 @@ def demo(
     Two prefill and two decode engines in one cluster, two prefill engines in another, a simulated
     100 Gbit/s link between them, and the gateway in front.
     """
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # Shells start background jobs with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _check_port(port)
     with tempfile.TemporaryDirectory(prefix="prfaas-demo-") as name:
         config = write_demo_config(Path(name), port, time_scale)
         with run_system(config) as (url, children):
             print(_welcome(url, config), flush=True)
             _watch(children)
+
+
+def _check_port(port: int) -> None:
+    """Raise CommandFailed where the port is taken, before anything is started."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise CommandFailed(f"port {port} is taken: choose another with --port") from error
 
 
 def _watch(children: Children) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from pathlib import Path
 from typing import Annotated
 
 import typer
 import uvloop
 import zmq
 
-from router.commands.logs import LogLevel, configure_logs
+from router.commands.logs import configure_logs
 from router.commands.output import CommandFailed, print_fault
+from router.commands.process_environment import (
+    ConfigOption,
+    LogOption,
+    choose_config,
+    read_process_environment,
+)
 from router.compose.engines import build_cluster_spec, load_engine_tokenizer
 from router.compose.models import CompositionError
 from router.settings import load
@@ -27,23 +32,25 @@ def register(app: typer.Typer) -> None:
 
 
 def engines(
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The configuration.")],
     cluster: Annotated[str, typer.Option("--cluster", help="Which cluster to stand in for.")],
+    config: ConfigOption = None,
     time_scale: Annotated[
         float | None,
         typer.Option(
             min=1e-3, help="How many times faster than the profiles; default: configured."
         ),
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = LogLevel.INFO,
+    log_level: LogOption = None,
 ) -> None:
     """Run GPU-less look-alikes of vLLM at the addresses of one configured cluster.
 
     They answer the OpenAI surface, keep a real prefix cache, publish KV events over ZeroMQ and hand
     KV over as NIXL does; times and sizes come from the model's profiles.
     """
+    environment = read_process_environment()
+    config = choose_config(config, environment)
     loaded = load(config, os.environ)
-    configure_logs(log_level)
+    configure_logs(log_level or environment.log_level)
     try:
         spec = build_cluster_spec(loaded, cluster, time_scale=time_scale)
         tokenizer = load_engine_tokenizer(loaded.settings)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 import uvloop
 
-from router.commands.logs import LogLevel, configure_logs
+from router.commands.logs import configure_logs
 from router.commands.output import CommandFailed, Unusable, print_fault
+from router.commands.process_environment import (
+    ConfigOption,
+    LogOption,
+    choose_config,
+    read_process_environment,
+)
 from router.compose.gateway import build_gateway
 from router.compose.models import CompositionError
 from router.compose.running import Listening, run_gateway
@@ -24,23 +29,25 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The configuration.")],
+    config: ConfigOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the port.")] = 1,
-    log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = LogLevel.INFO,
+    log_level: LogOption = None,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C.
 
     SIGTERM drains: /ready says 503, requests are served on for drain.delay_seconds, and streams may
     finish within drain.grace_seconds.
     """
+    environment = read_process_environment()
+    config = choose_config(config, environment)
     loaded = load(config, os.environ)
     if workers > 1:
         raise Unusable(_explain_workers(loaded.settings, workers))
-    configure_logs(log_level)
+    configure_logs(log_level or environment.log_level)
     try:
         gateway = build_gateway(loaded)
     except CompositionError as error:

@@ -21,7 +21,6 @@ from router.sim.engines.specs import (
     GroupSpec,
     LinkSpec,
     LoadFailurePolicy,
-    Role,
 )
 from router.sim.tokenizer import locate_tokenizer
 
@@ -104,7 +103,7 @@ def _build_engine(entry: InstanceSettings, cluster: ClusterSettings, loaded: Loa
         name=entry.name,
         profile=build_profile(profile),
         model=entry.served_name or model.engine_name,
-        role=Role(entry.role.value),
+        role=entry.role,
         port=urlsplit(entry.url).port or 80,
         events_port=_port_of(entry.kv_events),
         replay_port=_port_of(AUTO_EVENTS if entry.kv_events == AUTO_EVENTS else entry.kv_replay),

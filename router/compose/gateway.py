@@ -36,7 +36,7 @@ from router.control.links import BandwidthMode, RegimeBounds
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind, Role
 from router.gateway.admin import AdminRoom, build_admin
-from router.gateway.dispatch import Application, Dispatcher
+from router.gateway.dispatch import Application, BoundedBodies, Dispatcher
 from router.gateway.front import (
     FrontRoom,
     build_application,
@@ -54,6 +54,7 @@ from router.service.foresight import Foresight
 from router.service.links import LinkBoard
 from router.service.membership import Membership
 from router.service.models import ModelCatalog
+from router.service.observations import ObservedCourse
 from router.service.operator import Operator, ThresholdRules
 from router.service.plans import RequestLedger, RequestPlanner
 from router.service.pools import PoolBook
@@ -302,6 +303,9 @@ def _build_applications(
         clock=core.clock,
         new_id=_new_id,
         rules=OpenAiRules(
+            homes=frozenset(
+                cluster.name for cluster in core.fleet.clusters if cluster.kind is ClusterKind.PD
+            ),
             max_body_bytes=settings.server.max_body_bytes,
             expose_routing_headers=settings.server.expose_routing_headers,
         ),
@@ -315,7 +319,11 @@ def _build_applications(
         private.include_router(build_health(front))
     private.include_router(build_metrics(front))
     private.include_router(build_admin(_admin_room(core, routing, membership)))
-    return Dispatcher(surface.endpoints(), public), None if private is public else private
+    limit = settings.server.max_body_bytes
+    return (
+        Dispatcher(surface.endpoints(), BoundedBodies(public, limit)),
+        None if private is public else BoundedBodies(private, limit),
+    )
 
 
 def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRoom:
@@ -350,7 +358,12 @@ def _make_relay(core: Core, routing: Routing, routed: Routed) -> Relay:
         client=core.engines,
         planner=RequestPlanner(routing, core.fleet, routed),
         ledger=RequestLedger(core.fleet, core.links, routed, core.foresight),
-        hook=core.truth,
+        hook=ObservedCourse(
+            core.truth,
+            core.clock,
+            routed,
+            truncation=core.connector.prefill_truncation(routed.ask.named.model.layout),
+        ),
         connector=core.connector,
         clock=core.clock,
         settings=RelaySettings(

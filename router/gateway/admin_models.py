@@ -11,8 +11,13 @@ from router.control.links import BandwidthMode, LinkHealth
 from router.domain.decision import Regime, Route
 from router.domain.topology import InstanceState, Role
 
-Ratio = Annotated[float, Field(ge=0, le=1)]
-Gbps = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Bounds far beyond any fleet: what is multiplied with them later must not overflow.
+Ratio = Annotated[float, Field(ge=0, le=1, strict=True)]
+Gbps = Annotated[float, Field(ge=0, le=1e9, strict=True)]
+Milliseconds = Annotated[float, Field(ge=0, le=1e9, strict=True)]
+Lifetime = Annotated[float, Field(gt=0, le=1e9, strict=True)]
+TokenCount = Annotated[int, Field(ge=0, le=1 << 40, strict=True)]
+PromptLength = Annotated[int, Field(ge=1, le=1 << 40, strict=True)]
 
 
 class Body(BaseModel):
@@ -25,7 +30,7 @@ class ThresholdBody(Body):
     """`{"mode": "manual", "tokens": 19400}`, `auto`, `off`, or back to `config`."""
 
     mode: Literal["manual", "auto", "off", "config"]
-    tokens: Annotated[int, Field(ge=0)] | None = None
+    tokens: TokenCount | None = None
 
     @model_validator(mode="after")
     def _manual_names_a_number(self) -> Self:
@@ -50,7 +55,7 @@ class TelemetryBody(Body):
     available_gbps: Gbps | None = None
     loss_ratio: Ratio = 0.0
     retransmit_ratio: Ratio = 0.0
-    rtt_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    rtt_ms: Milliseconds | None = None
     observed_at: AwareDatetime | None = None
 
 
@@ -66,7 +71,7 @@ class OverrideBody(Body):
     route: Route
     model: str | None = None
     tenant: str | None = None
-    ttl_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    ttl_seconds: Lifetime | None = None
 
 
 class InstancePatch(Body):
@@ -83,9 +88,9 @@ class ExplainBody(Body):
     tenant: str | None = None
     messages: list[dict[str, Any]] | None = None
     prompt: str | list[int] | None = None
-    total_tokens: Annotated[int, Field(ge=1)] | None = None
-    cached_tokens: dict[str, Annotated[int, Field(ge=0)] | None] = Field(default_factory=dict)
-    threshold: Annotated[int, Field(ge=0)] | None = None
+    total_tokens: PromptLength | None = None
+    cached_tokens: dict[str, TokenCount | None] = Field(default_factory=dict)
+    threshold: TokenCount | None = None
     regime: Regime | None = None
 
     @model_validator(mode="after")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from router.domain.errors import MethodNotAllowed
+from router.domain.errors import BodyTooLarge, ClientGone, MethodNotAllowed, RouterError
 from router.gateway.errors import error_response
-from router.gateway.requests import Receive, Scope, Send
+from router.gateway.requests import Message, Receive, Scope, Send, read_body
 
 
 class Application(Protocol):
@@ -38,11 +38,51 @@ class Dispatcher:
         elif scope["method"] == "POST":
             await endpoint(scope, receive, send)
         else:
-            await _refuse_method(send)
+            await _refuse(send, MethodNotAllowed("this path takes POST"), [(b"allow", b"POST")])
 
 
-async def _refuse_method(send: Send) -> None:
-    status, headers, body = error_response(MethodNotAllowed("this path takes POST"))
-    headers.append((b"allow", b"POST"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+class BoundedBodies:
+    """Reads a request's body within bounds before the framework sees any of it.
+
+    The framework would read it whole, of any size, before it asks who sends it.
+    """
+
+    def __init__(self, application: Application, limit: int) -> None:
+        self._application = application
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+        try:
+            body = await read_body(scope, receive, self._limit)
+        except BodyTooLarge as error:
+            await _refuse(send, error)
+        except ClientGone:
+            return
+        else:
+            await self._application(scope, _Replay(body, receive), send)
+
+
+class _Replay:
+    """Gives a body that was read already, then what comes after it."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+async def _refuse(
+    send: Send, error: RouterError, extra: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    status, headers, body = error_response(error)
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *extra]})
     await send({"type": "http.response.body", "body": body})

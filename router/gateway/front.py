@@ -38,7 +38,8 @@ class FrontRoom:
 
 def build_application(*, title: str) -> FastAPI:
     """Return an empty application in which every error has the one shape of DESIGN 4."""
-    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None)
+    # Without its own description of the paths: the relayed ones would be missing in it.
+    app = FastAPI(title=title, version=__version__, openapi_url=None)
 
     async def answer_router_error(_: Request, error: Exception) -> Response:
         status, headers, body = error_response(error)

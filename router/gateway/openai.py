@@ -22,7 +22,7 @@ from router.gateway.requests import (
     unless_gone,
 )
 from router.ports import Clock
-from router.service.bodies import BodyKind, json_text
+from router.service.bodies import BodyKind
 from router.service.bodies import read_body as parse_body
 from router.service.models import ModelCatalog
 from router.service.relay import Relay
@@ -45,10 +45,11 @@ _CLIENT_CLOSED = 499
 
 @dataclass(frozen=True, slots=True)
 class OpenAiRules:
-    """Bounds of the client's side."""
+    """Bounds of the client's side. `homes` are the PD clusters that a request may name."""
 
     max_body_bytes: int = 16 * 1024 * 1024
     expose_routing_headers: bool = True
+    homes: frozenset[str] = frozenset()
 
 
 class RelayMaker(Protocol):
@@ -151,10 +152,14 @@ class Endpoint:
         outcome.model = named.model.name
         salt = surface.tenants.cache_salt(tenant, body.cache_salt)
         if salt != body.cache_salt and salt is not None:
-            body = parse_body(body.form({"cache_salt": json_text(salt)}), self._kind)
+            body = body.with_salt(salt)
+        return Ask(outcome.request_id, tenant, named, body, salt, self._choose_home(scope, tenant))
+
+    def _choose_home(self, scope: Scope, tenant: Tenant) -> str | None:
+        """Return the home that the request names, where its tenant may and it exists."""
         asked = header(scope, b"x-prfaas-home") if tenant.may_choose_home else None
-        home = tenant.home if asked is None else asked.decode("latin-1")
-        return Ask(outcome.request_id, tenant, named, body, salt, home)
+        name = "" if asked is None else asked.decode("latin-1")
+        return name if name in self._surface.rules.homes else tenant.home
 
 
 class Answering:

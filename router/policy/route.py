@@ -84,9 +84,11 @@ def decide(snapshot: Snapshot) -> Decision | NoRoute:
         return NoRoute(snapshot.request.model)
     home = _Home(cluster, choose_local_prefill(cluster))
     offers = [_examine(snapshot, home, pair) for pair in snapshot.pairs if pair.pd == cluster.name]
-    reported = max(offers, key=_distance, default=None)
+    reported = min(offers, key=_distance, default=None)
     if _is_off(snapshot, offers):
         return _local(snapshot, home, Reason.DISABLED, reported)
+    offers = [offer for offer in offers if offer.pair.threshold.mode is not ThresholdMode.OFF]
+    reported = min(offers, key=_distance, default=None)
     if snapshot.override is not None:
         return _follow_override(snapshot, home, offers, snapshot.override.route)
     if not snapshot.request.disaggregable:
@@ -107,7 +109,7 @@ def decide_local(snapshot: Snapshot, reason: Reason) -> Decision | NoRoute:
         return NoRoute(snapshot.request.model)
     home = _Home(cluster, choose_local_prefill(cluster))
     offers = [_examine(snapshot, home, pair) for pair in snapshot.pairs if pair.pd == cluster.name]
-    reported = max(offers, key=_distance, default=None)
+    reported = min(offers, key=_distance, default=None)
     if reported is not None:
         reported = replace(reported, shipped=0)  # no time for a prefix to travel
     if not snapshot.request.disaggregable:
@@ -192,7 +194,7 @@ def _shippable_to_home(
 def _distance(offer: _Offer) -> tuple[int, float, str]:
     """Order offers by how near they are to being taken, then the quickest, then by name."""
     seconds = expected_seconds(offer.candidate) if offer.candidate else float("inf")
-    return (_ORDER[offer.reason], -seconds, offer.candidate.name if offer.candidate else "")
+    return (-_ORDER[offer.reason], seconds, offer.candidate.name if offer.candidate else "")
 
 
 def _is_off(snapshot: Snapshot, offers: list[_Offer]) -> bool:
@@ -212,7 +214,7 @@ def _follow_override(
     snapshot: Snapshot, home: _Home, offers: list[_Offer], route: Route
 ) -> Decision:
     """Do as the operator says, save on a path that is dead; then tell what blocks it."""
-    reported = max(offers, key=_distance, default=None)
+    reported = min(offers, key=_distance, default=None)
     if not snapshot.request.disaggregable:
         blocked = Reason.NOT_DISAGGREGABLE if route is Route.PRFAAS else None
         return _whole(snapshot, home, Reason.OVERRIDE, reported, blocked)

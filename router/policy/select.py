@@ -24,6 +24,7 @@ def decode_partners(cluster: ClusterView, prefill: InstanceView) -> list[Instanc
         view
         for view in cluster.instances
         if view.ready
+        and view.role is not Role.PREFILL
         and view.takes_handoff
         and view.name != prefill.name
         and view.compatibility == prefill.compatibility

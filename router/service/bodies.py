@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -155,6 +155,12 @@ class ClientBody:
         """
         kept = {name: self.fields[name] for name in names if name in self.fields}
         return form_object(b"", kept, changes)
+
+    def with_salt(self, salt: str) -> ClientBody:
+        """Return the body with another `cache_salt`; nothing else is read again."""
+        raw = self.form({"cache_salt": json_text(salt)})
+        fields = {**self.fields, "cache_salt": msgspec.Raw(json_text(salt))}
+        return replace(self, raw=raw, fields=MappingProxyType(fields), cache_salt=salt)
 
     def decode(self, name: str) -> Any:  # noqa: ANN401 - a JSON value is of any type
         """Return one member as Python objects, None where it is absent."""

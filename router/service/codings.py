@@ -7,7 +7,7 @@ it can be read and rewritten, and a client that does not take gzip gets no gzip 
 from __future__ import annotations
 
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
 _PIECE: Final = 64 * 1024
@@ -22,7 +22,7 @@ def can_unpack(coding: bytes) -> bool:
     return coding.strip().lower() in {b"gzip", b"x-gzip", b"deflate"}
 
 
-async def unpack(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def unpack(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield the unpacked bytes of a gzip or deflate body as they come.
 
     Raises ValueError where they are not what their coding says, or end too early.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from router.domain.topology import Instance
 from router.domain.units import Seconds
 from router.ports import Clock
 from router.service.fleet import EngineReading, Fleet, Member
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,9 @@ class Prober:
         self._asking.add(name)
         try:
             outcome = await self._probe.probe(member.instance, self._clock.monotonic())
+        except Exception:  # noqa: BLE001 - a task's root: one odd engine must not end all probes
+            _LOG.exception("the probe of %s failed", name)
+            outcome = ProbeOutcome(healthy=False)
         finally:
             self._asking.discard(name)
         self._fleet.record_probe(name, ok=outcome.healthy, reading=outcome.reading)

@@ -9,6 +9,7 @@ coding nobody here reads, streams as it is; if that breaks off the client's conn
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -181,6 +182,7 @@ class AnswerReader:
             self._watch.broke(error)
             raise
         finally:
+            await _close(chunks)
             self._watch.ended(None, 0, complete=complete)
 
     async def _stream(
@@ -201,6 +203,7 @@ class AnswerReader:
             if not complete:
                 yield self._break_off(events, error)
         finally:
+            await _close(chunks)
             self._watch.ended(events.usage, events.content_events, complete=complete)
 
     def _early_end(self) -> UpstreamError:
@@ -232,10 +235,17 @@ def _read_plain(response: EngineResponse, instance: str) -> AsyncIterator[bytes]
 
 async def _unpack(chunks: AsyncIterator[bytes], instance: str) -> AsyncIterator[bytes]:
     try:
-        async for chunk in unpack(chunks):
-            yield chunk
+        async with aclosing(unpack(chunks)) as plain:
+            async for chunk in plain:
+                yield chunk
     except ValueError as error:
         raise UpstreamBroken(str(error), instance=instance, processed=True) from error
+
+
+async def _close(chunks: AsyncIterator[bytes]) -> None:
+    """End a generator that its reader leaves early; the connection below is cut by `aclose`."""
+    if isinstance(chunks, AsyncGenerator):
+        await chunks.aclose()
 
 
 async def _one_piece(body: bytes) -> AsyncIterator[bytes]:

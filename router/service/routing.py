@@ -75,6 +75,16 @@ class Routed:
         return self.record.decision
 
 
+@dataclass(frozen=True, slots=True)
+class _Considered:
+    """A decision and what it was made from."""
+
+    prompt: PromptBlocks | None
+    beliefs: Beliefs
+    snapshot: Snapshot
+    decision: Decision
+
+
 class DecisionHook(Protocol):
     """Watches decisions; metrics hang here. Implementations never raise."""
 
@@ -132,6 +142,14 @@ class Routing:
 
         Raises NobodyAlive, and BadRequest for a conversation whose fields have wrong types.
         """
+        considered = await self._consider(ask, None)
+        record = self._remember(ask.request_id, considered.snapshot, considered.decision)
+        return Routed(
+            ask, considered.snapshot.request, considered.beliefs, record, considered.prompt
+        )
+
+    async def _consider(self, ask: Ask, what_if: WhatIf | None) -> _Considered:
+        """Count, look up and decide. Raises as `route`."""
         timed_out = False
         counted: Counted | None = None
         prompt: PromptBlocks | None = None
@@ -147,14 +165,13 @@ class Routing:
             guess = estimate_tokens(ask.body, ask.named.model.bytes_per_token)
             counted = Counted(guess, TokenSource.ESTIMATE)
         request = _view_request(ask, counted)
-        snapshot = self._builder.build(ask.named.model, request, beliefs)
+        snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
         decision = (
             decide_local(snapshot, Reason.DECISION_TIMEOUT) if timed_out else decide(snapshot)
         )
         if isinstance(decision, NoRoute):
             raise NobodyAlive(f"no live instance can decode {ask.named.asked!r} now")
-        record = self._remember(ask.request_id, snapshot, decision)
-        return Routed(ask, request, beliefs, record, prompt)
+        return _Considered(prompt, beliefs, snapshot, decision)
 
     def replan_local(
         self, routed: Routed, reason: Reason, excluded: frozenset[str]
@@ -177,13 +194,11 @@ class Routing:
     async def explain(self, ask: Ask, what_if: WhatIf) -> DecisionRecord:
         """Decide a request on live state without following, counting or logging it.
 
-        Raises NobodyAlive.
+        Raises as `route`.
         """
-        counted = await self._counter.count(ask.body, ask.named)
-        beliefs = await self._believe(ask, counted, self._name_blocks(ask, counted))
-        request = _view_request(ask, counted)
-        snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
-        return self._explained(ask.request_id, snapshot)
+        considered = await self._consider(ask, what_if)
+        now = self._clock.now()
+        return DecisionRecord(ask.request_id, now, considered.snapshot, considered.decision)
 
     def suppose(
         self, supposition: Supposition, what_if: WhatIf, *, request_id: str
@@ -198,12 +213,10 @@ class Routing:
             home=supposition.tenant.home,
         )
         beliefs = self._builder.suppose_beliefs(supposition.cached)
-        return self._explained(request_id, self._builder.build(model, request, beliefs, what_if))
-
-    def _explained(self, request_id: str, snapshot: Snapshot) -> DecisionRecord:
+        snapshot = self._builder.build(model, request, beliefs, what_if)
         decision = decide(snapshot)
         if isinstance(decision, NoRoute):
-            raise NobodyAlive(f"no live instance can decode {decision.model!r} now")
+            raise NobodyAlive(f"no live instance can decode {supposition.named.asked!r} now")
         return DecisionRecord(request_id, self._clock.now(), snapshot, decision)
 
     def _name_blocks(self, ask: Ask, counted: Counted) -> PromptBlocks | None:

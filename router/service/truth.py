@@ -10,7 +10,8 @@ from kvmeta.truth import TruthRecord, weigh_answer
 from kvmeta.types import SourceId, SourceState
 from router.domain.decision import Decision, Placement
 from router.domain.units import Bytes, Seconds
-from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, RelayHook, Usage
+from router.service.observations import CourseHook
+from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, Usage
 
 OVER_STATED = "over_stated"
 """The cause under which a source's report counts its demotions."""
@@ -25,13 +26,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class TruthWatch:
-    """A `RelayHook` that tells another one everything, and demotes sources that over-state.
+    """A `CourseHook` that tells another one everything, and demotes sources that over-state.
 
     Only what was believed of a `synced` source is held against it: others made no promise. A new
     epoch heals it. `run` carries the demotions out.
     """
 
-    def __init__(self, hook: RelayHook, index: MetadataIndex) -> None:
+    def __init__(self, hook: CourseHook, index: MetadataIndex) -> None:
         self._hook = hook
         self._index = index
         self._records: dict[SourceId, TruthRecord] = {}
@@ -86,3 +87,11 @@ class TruthWatch:
     ) -> None:
         """Pass on."""
         self._hook.answered(decision, usage, content_events, complete=complete)
+
+    def output_paced(self, decision: Decision, seconds_per_token: Seconds) -> None:
+        """Pass on."""
+        self._hook.output_paced(decision, seconds_per_token)
+
+    def drifted(self) -> None:
+        """Pass on."""
+        self._hook.drifted()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from router.adapters.engine_http import HttpEngineClient
-from router.adapters.http1 import Connection, encode_request
+from router.adapters.http1 import Connection
+from router.adapters.http_fields import encode_request
 from router.domain.errors import UpstreamBroken, UpstreamUnreachable
 from router.ports import Timeouts
 from tests.contract.engine_client_suite import EngineClientSuite, MakeClient, a_request, fetch

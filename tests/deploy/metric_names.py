@@ -80,7 +80,7 @@ VALUES: dict[tuple[str, str], Iterable[str]] = {
     ("balance_residual_ratio", "equation"): ("7", "8"),
     ("offload_share_ratio", "kind"): ("measured", "planned"),
     ("index_source_state", "state"): SourceState,
-    ("index_truth_total", "outcome"): ("exact", "over", "under"),
+    ("index_truth_total", "outcome"): ("exact", "over", "under", "missed"),
     ("fallbacks_total", "reason"): Fallback,
     ("upstream_errors_total", "kind"): FailureKind,
     ("kv_bytes_total", "outcome"): KvOutcome,

@@ -12,8 +12,9 @@ import httpx
 
 from kvmeta.types import GroupKind
 from router.adapters.tokenizers import HfTokenizer
+from router.domain.topology import Role
 from router.sim.engines.cluster import RunningCluster, serve_cluster
-from router.sim.engines.specs import CacheSpec, ClusterSpec, EngineSpec, GroupSpec, LinkSpec, Role
+from router.sim.engines.specs import CacheSpec, ClusterSpec, EngineSpec, GroupSpec, LinkSpec
 from router.sim.tokenizer import locate_tokenizer
 
 MODEL = "tiny"

@@ -29,11 +29,12 @@ from prometheus_client.samples import Sample
 
 from kvmeta.types import GroupKind
 from router.compose.gateway import Gateway, build_gateway
-from router.compose.running import build_server
+from router.domain.topology import Role
 from router.gateway.dispatch import Application
 from router.settings import load
+from router.sim.engines.asgi import Listener
 from router.sim.engines.cluster import EngineHost, RunningCluster, serve_cluster
-from router.sim.engines.specs import CacheSpec, ClusterSpec, EngineSpec, GroupSpec, LinkSpec, Role
+from router.sim.engines.specs import CacheSpec, ClusterSpec, EngineSpec, GroupSpec, LinkSpec
 from tests.fakes.live_engines import LiveEngine
 from tests.fakes.standins import AffineProfile, shipped_tokenizer
 
@@ -248,22 +249,20 @@ async def serve_gateway(
         if gateway.admin is not None:
             admin_url = await stack.enter_async_context(serve_application(gateway.admin))
         client = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=url, timeout=10, trust_env=False)
+            httpx.AsyncClient(base_url=url, timeout=10, trust_env=False, verify=False)
         )
         yield System(gateway, url, client, admin_url, engines or {}, clusters or {})
 
 
 @asynccontextmanager
 async def serve_application(application: Application) -> AsyncIterator[str]:
-    """Serve an application with uvicorn as `prfaas serve` does, on a free port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = build_server(application, "127.0.0.1", 0, grace=1.0)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    """Serve an application with uvicorn's protocol on a free port; it ends without a pause."""
+    listener = Listener(application)
+    await listener.open("127.0.0.1", 0)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.port}"
     finally:
-        server.should_exit = True
-        await serving
+        await listener.close()
 
 
 @asynccontextmanager

@@ -85,8 +85,6 @@ async def prfaas(*arguments: str) -> int:
         ("decisions --limit 5 --route prfaas --reason link_down", "GET",
          "decisions?limit=5&route=prfaas&reason=link_down", None),
         ("state", "GET", "state", None),
-        ("plan", "GET", "plan", None),
-        ("audit", "GET", "audit", None),
     ],
 )  # fmt: skip
 async def test_each_command_is_one_call(

@@ -56,6 +56,7 @@ async def following(directory: Path, sources: dict[str, Any]) -> AsyncIterator[S
             "instances",
             {"name": "p0", "cluster": "east", "url": engine.url, "role": "prefill", **AUTO},
         )
+        await system.until(lambda state: all(each["ready"] for each in state["instances"]))
         yield system
 
 

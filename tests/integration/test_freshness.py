@@ -60,6 +60,7 @@ async def test_a_hybrid_burst_is_promised_only_what_will_be_kept(
         await system.settled()
         metrics = await system.metrics()
     assert [each["prefill"]["cached_tokens"] for each in decisions] == [0, seen]
+    assert metrics.total("index_truth_total", outcome="missed") == 0
     assert metrics.total("index_truth_total", outcome="over") == 0
 
 

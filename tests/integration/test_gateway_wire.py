@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from tests.fakes.live_engines import DONE, chat_event, chat_events, completed, handoff, prefilled
 from tests.fakes.raw_clients import RawCall, calling
@@ -445,6 +447,18 @@ async def test_r35_every_leg_gets_its_own_name_of_the_model(tmp_path: Path) -> N
         assert {document["model"] for document in documents} == {"little"}
 
 
+async def test_r35_adapters_go_by_their_engine_name(tmp_path: Path) -> None:
+    """An adapter is asked for by the engines' name on both legs, and answers as the client's."""
+    model = {"loras": [{"name": "poet", "served_name": "poet-v2"}]}
+    async with scripted_system(tmp_path, model=model) as system:
+        response = await system.client.post(COMPLETIONS, json={**LONG, "model": "poet"})
+        assert routing(response) == ("prfaas", "above_threshold")
+        for name in ("f0", "d0"):
+            assert system.engine(name).calls[0].json()["model"] == "poet-v2"
+        assert response.json()["model"] == "poet"
+        assert (await system.decisions())[0]["model"] == "tiny"
+
+
 async def test_r35_an_unknown_model_is_404_without_a_call(tmp_path: Path) -> None:
     """A model that nobody configured reaches no engine and makes no series of its own."""
     async with scripted_system(tmp_path) as system:
@@ -476,18 +490,24 @@ async def test_r35_an_unknown_model_is_404_without_a_call(tmp_path: Path) -> Non
         (b'{"model":"tiny","messages":[],"cache_salt":7}', "cache_salt"),
     ],
 )
-async def test_bad_bodies_are_400_in_one_line(
-    tmp_path: Path, raw: bytes, param: str | None
-) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_bad_bodies_are_400_in_one_line(quiet: System, raw: bytes, param: str | None) -> None:
     """What cannot be read is told in the error shape, naming the field, without a call."""
-    async with scripted_system(tmp_path, upstream={"probe": {"interval_seconds": 5}}) as system:
-        response = await system.client.post(CHAT, content=raw)
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert error["type"] == "invalid_request_error"
-        assert error["param"] == param
-        assert "\n" not in error["message"]
-        assert not any(engine.calls for engine in system.engines.values())
+    response = await quiet.client.post(CHAT, content=raw)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert "\n" not in error["message"]
+    assert not any(engine.calls for engine in quiet.engines.values())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def quiet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
+    """A gateway for requests that reach no engine."""
+    directory = tmp_path_factory.mktemp("quiet")
+    async with scripted_system(directory, upstream={"probe": {"interval_seconds": 30}}) as system:
+        yield system
 
 
 async def test_unknown_paths_and_wrong_methods(tmp_path: Path) -> None:
@@ -573,3 +593,47 @@ async def test_tools_and_content_parts_take_the_same_route(tmp_path: Path) -> No
             response = await system.client.post(CHAT, json=body)
             assert routing(response) == ("prfaas", "above_threshold")
             assert response.headers["x-prfaas-total-tokens"] == "500"
+
+
+async def test_tokenizer_drift_is_counted_once_a_request(tmp_path: Path) -> None:
+    """Engines that count other prompt tokens than we did are noted; estimates cannot drift."""
+    async with scripted_system(tmp_path) as system:
+        for prompt, drifts in ((100, 0), ("about a hundred", 0), (500, 1), (20, 2)):
+            await system.complete(prompt)  # the engines' usage says 100
+            assert (await system.metrics()).total("tokenizer_drift_total") == drifts
+
+
+async def test_the_pace_of_streams_is_measured(tmp_path: Path) -> None:
+    """A whole stream gives one measure of its pace; a whole body and a broken stream give none."""
+    name = "time_per_output_token_seconds_count"
+    async with scripted_system(tmp_path) as system:
+        await system.complete(10)
+        system.engine("d0").then(
+            stream(chat_event("tiny", "a"), chat_event("tiny", "b"), end=[Reset()])
+        )
+        await system.client.post(CHAT, json=STREAMED)
+        assert (await system.metrics()).total(name) == 0
+        await system.client.post(CHAT, json=STREAMED)
+        metrics = await system.counted(name)
+        assert metrics.total(name) == 1
+        # Four words, of which the first has no time of its own, within a loopback's second.
+        assert metrics.total("time_per_output_token_seconds_sum") < 1
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        b"vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\n",
+        b"vllm:num_requests_running{ 1e400\n",
+        b"\xff\xfe\x00",
+        b"",
+    ],
+)
+async def test_odd_metrics_of_an_engine_harm_nobody(tmp_path: Path, metrics: bytes) -> None:
+    """Metrics that make no sense are an unknown queue; the gateway goes on."""
+    async with scripted_system(tmp_path) as system:
+        engine = system.engine("f0")
+        engine.on("/metrics", answer(200, metrics, content_type="text/plain"))
+        await engine.received(len(engine.requests) + 6)
+        assert routing(await system.complete(500)) == ("prfaas", "above_threshold")
+        assert (await system.client.get("/ready")).status_code == 200

@@ -321,9 +321,10 @@ async def test_decision_timeout_goes_local(tmp_path: Path) -> None:
     async with scripted_system(tmp_path, model=model, scheduler=changes) as system:
         for engine in system.engines.values():
             engine.on("/tokenize", [Hold()])
-        document = await check(
-            system, await system.complete("long " * 1000), "local", "decision_timeout"
-        )
+        prompt = "long " * 1000
+        document = await check(system, await system.complete(prompt), "local", "decision_timeout")
+        told = await system.order("POST", "decisions:explain", {"prompt": prompt})
+        assert told["reason"] == "decision_timeout"
     assert document["token_source"] == "estimate"
     assert document["cached_tokens"] == {"east": None, "west": None}
 

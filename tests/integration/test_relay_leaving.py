@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -77,6 +78,19 @@ async def test_r08_leaving_a_stream_cuts_it() -> None:
         assert scene.rig.books.is_clear
         assert scene.rig.books.failures == []
         assert [complete for _, _, complete in scene.rig.hook.answers] == [False, False]
+
+
+async def test_r08_leaving_a_packed_stream_cuts_it() -> None:
+    """Between the engine and the reader nothing keeps a stream alive, unpacking included."""
+    async with a_scene(BRISK) as scene:
+        packed = gzip.compress(event("a") * 3)
+        headers = [("content-encoding", "gzip")]
+        scene.decode.reply(stream(packed, end=[Hold()], headers=headers))
+        response = await scene.run(None, STREAMED)
+        assert await anext(response.chunks()) == event("a") * 3
+        await response.aclose()
+        await scene.decode.peer_closed(scene.decode.requests[0], within=0.5)
+        assert scene.rig.books.is_clear
 
 
 async def test_r08_a_response_that_is_never_read_frees_everything() -> None:

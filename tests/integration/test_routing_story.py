@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from router.domain.topology import Role
 from router.sim.engines.cluster import serve_cluster
-from router.sim.engines.specs import ClusterSpec, GroupSpec, Role
+from router.sim.engines.specs import ClusterSpec, GroupSpec
 from tests.fakes.live_engines import LiveEngine
-from tests.fakes.scripted_engine import Until
+from tests.fakes.raw_clients import calling
+from tests.fakes.scripted_engine import Hold, Until, answer
 from tests.fakes.standins import shipped_tokenizer
 from tests.fakes.systems import (
     DENSE,
     RECURRENT,
     WINDOWED,
     System,
+    describe,
     entry_of,
     fresh_ids,
     routing,
     scripted_system,
+    serve_gateway,
     standin,
     standin_system,
     states_of,
+    write_configuration,
 )
 
 LINK = "links/west-east/telemetry"
@@ -133,6 +141,63 @@ async def test_links_go_down_and_up(tmp_path: Path) -> None:
         ("local", "link_down"),
         ("prfaas", "above_threshold"),
     ]
+
+
+async def test_a_restarted_engine_is_believed_to_hold_nothing(tmp_path: Path) -> None:
+    """After a restart nothing of the old cache is counted; what comes after it is."""
+    prompt = fresh_ids(300)
+    async with standin_system(tmp_path) as system:
+        await system.order("PUT", "override", {"route": "local"})
+        await system.complete(prompt)
+        await system.order("DELETE", "override")
+        await known(system, prompt, "east", 200)
+        site = f"{system.host('d0').url}/standin/faults?instance=p0"
+        await system.client.post(site, json={"restart": True, "down_seconds": 0.2})
+        async with asyncio.timeout(10):
+            while system.host("p0").restarts == 0:  # noqa: ASYNC110 - the engine tells nobody
+                await asyncio.sleep(0.01)
+        await system.until(lambda state: all(i["ready"] for i in state["instances"]), within=10)
+        await system.complete(40)
+        await known(system, prompt, "east", 0, most=0)
+        response = await system.complete(prompt)
+        assert routing(response) == ("prfaas", "above_threshold")
+        metrics = await system.metrics()
+        assert metrics.total("index_truth_total", outcome="over") == 0
+
+
+async def test_a_mixed_load_with_aborts_leaves_no_trace(tmp_path: Path) -> None:
+    """Concurrent prompts that share prefixes, a quarter of them given up, all add up in the end."""
+    chance = random.Random(5)
+    bases = [fresh_ids(size) for size in (64, 160, 480, 1000)]
+    names = "p0 p1 d0 d1 f0 f1"
+    async with standin_system(tmp_path, groups=RECURRENT, names=names, time_scale=10) as system:
+
+        async def ask() -> None:
+            await asyncio.sleep(chance.random())
+            prompt = chance.choice(bases) + fresh_ids(chance.choice([5, 40, 130]))
+            streamed = chance.random() < 0.5
+            if chance.random() < 0.25:
+                body = {"model": "tiny", "prompt": prompt, "max_tokens": 200, "stream": streamed}
+                async with calling(system.url) as client:
+                    await client.ask("/v1/completions", body)
+                    await asyncio.sleep(chance.random() * 0.05)
+                return
+            response = await system.complete(prompt, stream=streamed, max_tokens=20)
+            assert response.status_code == 200
+            assert '"error"' not in response.text
+
+        await asyncio.gather(*(ask() for _ in range(120)))
+        await system.settled()
+        metrics = await system.metrics()
+        assert metrics.total("index_truth_total", outcome="exact") > 50
+        assert metrics.total("index_truth_total", outcome="over") == 0
+        assert metrics.total("upstream_errors_total") == metrics.total("fallbacks_total") == 0
+        state = await system.order("GET", "state")
+        assert {source["state"] for source in state["index"]["sources"]} == {"synced"}
+        hosts = [host for each in system.clusters.values() for host in each.engines.values()]
+        async with asyncio.timeout(10):  # a decode leg that was cut unread leaves it to the lease
+            while any(host.describe()["blocks_used"] for host in hosts):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
 
 
 # -- thresholds
@@ -454,3 +519,112 @@ async def test_a_dead_engine_is_out_and_comes_back(tmp_path: Path) -> None:
         await system.until(lambda state: state["instances"][0]["alive"] is True)
         metrics = await system.metrics()
         assert metrics.total("instance_transitions_total", instance="p0") == 2
+
+
+async def test_r66_alternating_probes_change_nothing(tmp_path: Path) -> None:
+    """An engine whose health answers well and badly in turn stays in, without a transition."""
+    async with scripted_system(tmp_path) as system:
+        engine = system.engine("p0")
+        verdicts = itertools.cycle((503, 200))
+        engine.on("/health", lambda _: answer(next(verdicts)))
+        await engine.received(len(engine.requests) + 20)
+        state = await system.order("GET", "state")
+        assert (state["instances"][0]["alive"], state["instances"][0]["transitions"]) == (True, 0)
+
+
+async def test_r36_a_silent_engine_is_out_after_its_failed_probes(tmp_path: Path) -> None:
+    """An engine that takes connections and says nothing gets no traffic, and readiness knows."""
+    probe = {"interval_seconds": 0.05, "timeout_seconds": 0.1}
+    async with scripted_system(tmp_path, names="p0 d0 d1 f0", upstream={"probe": probe}) as system:
+
+        async def silence(name: str) -> None:
+            system.engine(name).on("/health", [Hold()])
+            await system.until(
+                lambda state: any(
+                    each["name"] == name and not each["ready"] for each in state["instances"]
+                )
+            )
+
+        await silence("d0")
+        for _ in range(3):
+            assert (await system.complete(10)).headers["x-prfaas-decode"] == "d1"
+        assert (await system.client.get("/ready")).status_code == 200
+        await silence("d1")
+        assert (await system.client.get("/ready")).status_code == 503
+        began = asyncio.get_running_loop().time()
+        response = await system.complete(10)
+        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert asyncio.get_running_loop().time() - began < 1
+        system.engine("d0").on("/health", answer(200))
+        await system.until(
+            lambda state: any(i["name"] == "d0" and i["ready"] for i in state["instances"])
+        )
+        assert (await system.complete(10)).status_code == 200
+
+
+async def test_a_breaker_keeps_the_cost_off_later_requests(tmp_path: Path) -> None:
+    """After enough failures an engine gets no more requests; after the cool-down one trial."""
+    breaker = {"failures": 2, "cooldown_seconds": 1}
+    async with scripted_system(tmp_path, upstream={"breaker": breaker}) as system:
+        engine = system.engine("f0")
+        engine.reply(answer(500, b"{}"))
+        reasons = [routing(await system.complete(500))[1] for _ in range(4)]
+        assert reasons == ["remote_prefill_failed"] * 2 + ["remote_unavailable"] * 2
+        assert len(engine.calls) == 2
+        assert (await system.metrics()).total("instance_breaker_open", instance="f0") == 1
+        engine.reply(engine._complete)
+        await system.until(lambda state: all(instance["ready"] for instance in state["instances"]))
+        assert routing(await system.complete(500)) == ("prfaas", "above_threshold")
+        assert (await system.metrics()).total("instance_breaker_open") == 0
+
+
+# -- several clusters
+
+
+async def test_every_pair_of_clusters_is_a_candidate(tmp_path: Path) -> None:
+    """Each (PrfaaS, PD) pair has its own threshold and link; the nearest to be taken is told."""
+    async with AsyncExitStack() as stack:
+        engines = {
+            name: await stack.enter_async_context(LiveEngine(name))
+            for name in ("p0", "d0", "north0", "west0")
+        }
+
+        def entry(name: str, role: str = "prefill") -> dict[str, Any]:
+            return {"name": name, "url": engines[name].url, "role": role}
+
+        clusters = [
+            {"name": "east", "kind": "pd", "instances": [entry("p0"), entry("d0", "decode")]},
+            {"name": "north", "kind": "prfaas", "instances": [entry("north0")]},
+            {"name": "west", "kind": "prfaas", "instances": [entry("west0")]},
+        ]
+        links = [
+            {"name": f"{name}-east", "from": name, "to": "east", "capacity_gbps": 1}
+            for name in ("north", "west")
+        ]
+        document = describe(clusters, threshold=100, model={}, links=links)
+        path = write_configuration(tmp_path, document)
+        system = await stack.enter_async_context(serve_gateway(path, engines=engines))
+
+        async def ask(size: int) -> tuple[str, str]:
+            response = await system.complete(size)
+            return response.headers["x-prfaas-prefill"], response.headers["x-prfaas-threshold"]
+
+        assert await ask(101) == ("north0", "100")  # a tie goes by name
+        await system.order("PUT", "threshold?prfaas=north", {"mode": "manual", "tokens": 500})
+        assert await ask(101) == ("west0", "100")
+        await system.order("PUT", "links/west-east", {"health": "down"})
+        assert await ask(501) == ("north0", "500")
+        assert (await ask(101))[0] == "p0"
+        assert (await system.decisions("limit=1"))[0]["reason"] == "link_down"
+        await system.order("PUT", "links/west-east", {"health": "up"})
+        await system.order("PUT", "threshold?prfaas=west", {"mode": "off"})
+        assert await ask(500) == ("p0", "500")
+        await system.order("PUT", "override", {"route": "prfaas"})
+        assert (await ask(10))[0] == "north0"
+        await system.order("DELETE", "override")
+        assert await ask(501) == ("north0", "500")
+        document = (await system.decisions("limit=1"))[0]
+        assert document["cached_tokens"].keys() == {"east", "north", "west"}
+        await system.order("PUT", "threshold?prfaas=north", {"mode": "off"})
+        await ask(501)
+        assert (await system.decisions("limit=1"))[0]["reason"] == "disabled"

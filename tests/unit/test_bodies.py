@@ -202,6 +202,17 @@ def test_r25_keys_are_recognised_however_they_are_spelled() -> None:
     assert json.loads(body.raw) == {"model": "m", "prompt": "p", "vllm_xargs": {}}
 
 
+@pytest.mark.parametrize("members", [{}, {"cache_salt": "theirs"}])
+def test_another_salt_is_all_that_changes(members: dict[str, object]) -> None:
+    """A tenant's salt takes the client's place, as if the client had sent it."""
+    salted = read_body(completion(**members), BodyKind.COMPLETION).with_salt("ours")
+    again = read_body(salted.raw, BodyKind.COMPLETION)
+    assert salted.raw == again.raw
+    assert salted.cache_salt == again.cache_salt == "ours"
+    assert list(salted.fields) == list(again.fields)
+    assert json.loads(salted.form({"x": b"1"})) == json.loads(salted.raw) | {"x": 1}
+
+
 def test_a_part_of_a_body_can_be_taken() -> None:
     """Calls that need some members get those, with the client's bytes."""
     body = read_body(chat(messages=[{"role": "user"}], tools=[1], other=2), BodyKind.CHAT)

@@ -77,5 +77,6 @@ async def test_a_demoted_source_is_partial_counted_and_healed_by_a_new_epoch(
     assert (await report_of(index)).state is SourceState.SYNCED
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    told = f'outcome="over",rank="0"}} {float(TOO_OFTEN)}'
+    outcome = "over" if state is SourceState.SYNCED else "missed"
+    told = f'outcome="{outcome}",rank="0"}} {float(TOO_OFTEN)}'
     assert told in metrics.render([]).decode()

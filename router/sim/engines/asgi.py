@@ -145,6 +145,8 @@ class Listener:
         )
         config.load()
         bound = socket.create_server((host, port), backlog=2048)
+        # asyncio does this only for sockets that it made itself; accepted ones inherit it.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = bound.getsockname()[1]
         make = partial(HttpToolsProtocol, config=config, server_state=self._state, app_state={})
         self._server = await asyncio.get_running_loop().create_server(make, sock=bound)

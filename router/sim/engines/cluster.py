@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import httpx
 
+from router.domain.topology import Role
 from router.sim.engines.answers import Answers
 from router.sim.engines.asgi import Listener
 from router.sim.engines.egress import Egress
@@ -22,7 +23,7 @@ from router.sim.engines.link import Link
 from router.sim.engines.publisher import EventPublisher
 from router.sim.engines.pulling import HttpPuller
 from router.sim.engines.server import EngineApp
-from router.sim.engines.specs import ClusterSpec, EngineSpec, Role, Tokenizer
+from router.sim.engines.specs import ClusterSpec, EngineSpec, Tokenizer
 from router.sim.engines.timing import SimClock
 from router.sim.engines.transfers import Puller
 

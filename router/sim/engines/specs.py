@@ -9,6 +9,7 @@ from math import lcm
 from typing import Protocol
 
 from kvmeta.types import GroupKind
+from router.domain.topology import Role
 from router.sim.engines.errors import SpecError
 
 
@@ -59,14 +60,6 @@ class Tokenizer(Protocol):
     ) -> str:
         """Return the prompt text of a chat; raise a ValueError subclass for a bad one."""
         ...
-
-
-class Role(StrEnum):
-    """What an engine is meant for. It may do all the same; the router decides."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    BOTH = "both"
 
 
 class LoadFailurePolicy(StrEnum):

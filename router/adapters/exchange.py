@@ -1,0 +1,159 @@
+"""A response on its way in: the connection fills it, the caller reads it.
+
+It outlives its use of the connection, which is free for the next request as soon as the message
+has ended on the wire, however slowly its reader goes on reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from router.domain.errors import UpstreamError, UpstreamTimeout
+from router.domain.units import Seconds
+from router.ports import EngineRequest, Headers
+
+HIGH_WATER_BYTES: Final = 256 * 1024
+"""Unread bytes at which reading from the engine stops: four times asyncio's write buffer."""
+
+
+class Exchange:
+    """A response as it arrives. Implements `router.ports.EngineResponse`."""
+
+    __slots__ = (
+        "_buffered",
+        "_cut",
+        "_error",
+        "_headers",
+        "_idle_timeout",
+        "_instance",
+        "_loop",
+        "_pieces",
+        "_resume",
+        "_waiter",
+        "complete",
+        "status",
+    )
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        loop: asyncio.AbstractEventLoop,
+        cut: Callable[[], None],
+        resume: Callable[[], None],
+    ) -> None:
+        self.status = 0
+        self.complete = False
+        self._instance = request.instance
+        self._idle_timeout = request.timeouts.idle
+        self._loop = loop
+        self._cut = cut
+        self._resume = resume
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._pieces: deque[bytes] = deque()
+        self._buffered = 0
+        self._error: UpstreamError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def headers(self) -> Headers:
+        """The response's header fields, hop-by-hop ones removed, names in lower case."""
+        return self._headers
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Iterate over body bytes as they arrive; what is already there comes as one piece.
+
+        Raises UpstreamBroken, UpstreamTimeout, which cut the connection, as being cancelled does.
+        """
+        return self
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._pieces:
+            if self.complete:
+                raise StopAsyncIteration
+            try:
+                await self._wait(self._idle_timeout)
+            except BaseException:
+                self.cut()
+                raise
+        return self._take()
+
+    async def read(self) -> bytes:
+        """Read the rest of the body whole. Raises as `chunks`."""
+        return b"".join([piece async for piece in self])
+
+    async def aclose(self) -> None:
+        """Cut the connection when the body was not received to its end. Idempotent."""
+        self.cut()
+
+    def cut(self) -> None:
+        """Give up the response: nothing of it is of use any more."""
+        if not self.complete:
+            self.complete = True
+            self._cut()
+
+    async def wait_head(self, limit: Seconds) -> None:
+        """Wait for the response head, at most `limit` seconds (0: for ever)."""
+        while not self.status:
+            await self._wait(limit)
+
+    async def _wait(self, limit: Seconds) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(limit, self._expire, limit) if limit else None
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _expire(self, limit: Seconds) -> None:
+        message = f"the engine sent nothing for {limit:g} s"
+        self.fail(UpstreamTimeout(message, instance=self._instance, processed=True))
+
+    def _take(self) -> bytes:
+        piece = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        held_back = self._buffered > HIGH_WATER_BYTES
+        self._buffered = 0
+        if held_back and not self.complete:
+            self._resume()
+        return piece
+
+    # -- called by the connection
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """The head is here."""
+        self.status = status
+        self._headers = headers
+        self._wake()
+
+    def receive(self, piece: bytes) -> bool:
+        """Take a piece of the body; True when the engine should be held back."""
+        self._pieces.append(piece)
+        self._buffered += len(piece)
+        self._wake()
+        return self._buffered > HIGH_WATER_BYTES
+
+    def finish(self) -> None:
+        """The body has ended as HTTP allows."""
+        self.complete = True
+        self._wake()
+
+    def fail(self, error: UpstreamError) -> None:
+        """The response will not be completed; what was received can still be read."""
+        if self._error is None and not self.complete:
+            self._error = error
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_exception(error)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
