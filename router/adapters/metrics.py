@@ -22,7 +22,7 @@ from router.control.links import (
     usable_bandwidth,
     utilization,
 )
-from router.domain.decision import Decision, Placement, Route
+from router.domain.decision import Decision, Placement, Route, TokenSource
 from router.domain.topology import ClusterKind
 from router.domain.units import Bytes, Seconds
 from router.ports import Clock
@@ -81,6 +81,9 @@ class PrometheusMetrics:
             "uncached_tokens", "Tokens compared with t", _TOKEN_BUCKETS, ("route",)
         )
         self._prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of decided requests")
+        self._estimated = counter(
+            "prompts_estimated_total", "Decided requests whose tokens nobody could list"
+        )
         self._cached_tokens = counter(
             "cached_tokens_total", "Prompt tokens believed cached where computed", ("cluster",)
         )
@@ -140,6 +143,8 @@ class PrometheusMetrics:
         self._decisions.labels(decision.route, decision.reason, decision.regime).inc()
         self._uncached.labels(decision.route).observe(decision.uncached_tokens)
         self._prompt_tokens.inc(total)
+        if record.snapshot.request.token_source is TokenSource.ESTIMATE:
+            self._estimated.inc()
         computing = decision.prefill or decision.decode
         self._cached_tokens.labels(computing.cluster).inc(total - decision.compute_uncached_tokens)
 

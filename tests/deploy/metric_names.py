@@ -19,6 +19,7 @@ LABELS: dict[str, frozenset[str]] = {
         "decisions_total": "route reason regime",
         "uncached_tokens": "route",
         "prompt_tokens_total": "",
+        "prompts_estimated_total": "",
         "cached_tokens_total": "cluster",
         "threshold_tokens": "model prfaas pd",
         "threshold_solved_tokens": "model prfaas pd",
