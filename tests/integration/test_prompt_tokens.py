@@ -42,11 +42,10 @@ async def caching(directory: Path, cached: list[int], tokenize: Tokenize) -> Asy
         ) as system:
             for engine in system.engines.values():
                 engine.on("/tokenize", answer)
-            await publisher.publish(payload(cached, engine=Engine(BLOCK)))
+            full = len(cached) // BLOCK
+            await publisher.publish(payload(cached[: full * BLOCK], engine=Engine(BLOCK)))
             await system.until(
-                lambda state: (
-                    [each["blocks"] for each in state["index"]["sources"]] == [len(cached) // BLOCK]
-                )
+                lambda state: [each["blocks"] for each in state["index"]["sources"]] == [full]
             )
             yield system
 
