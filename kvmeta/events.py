@@ -80,13 +80,15 @@ class EventBatch:
 
     `timestamp` is the engine's wall clock in seconds since 1970. `rank` is the publisher's
     data-parallel rank where it tells. `faults` counts, by cause, the events that could not be read
-    and are missing from `events`.
+    and are missing from `events`. `digest` stands for the payload (`kvmeta.ingest.sequences`): an
+    index keeps the last one, so that ingest knows its publisher again after a restart of its own.
     """
 
     timestamp: float
     events: tuple[Event, ...]
     rank: int | None = None
     faults: Mapping[str, int] = field(default_factory=dict)
+    digest: bytes = field(default=b"", repr=False)
 
 
 def canonical_medium(name: str | None) -> str:

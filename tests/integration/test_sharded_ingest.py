@@ -109,8 +109,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(directory: Path) -> AsyncIterator[Scene]:
-    publishers = {name: KvPublisher() for name in NAMES}
+async def scene(directory: Path, *, buffer_size: int = 10_000) -> AsyncIterator[Scene]:
+    publishers = {name: KvPublisher(buffer_size=buffer_size) for name in NAMES}
     for publisher in publishers.values():
         await publisher.start()
     entries = [
@@ -188,6 +188,22 @@ async def test_a_shard_that_ends_hands_over_at_once(tmp_path: Path) -> None:
         await shared_out(built, "b")
         await built.publish()
         await built.until_synced(blocks=4)
+
+
+async def test_what_the_index_knows_outlives_a_shard(tmp_path: Path) -> None:
+    """With no more than the last batch in the engines' buffers a take-over loses nothing."""
+    async with scene(tmp_path, buffer_size=2) as built:
+        built.start("a")
+        await shared_out(built, "a")
+        for _ in range(4):
+            await built.publish()
+        await built.until_synced(blocks=8)
+        epochs = {name: report.epoch for name, report in (await built.reports()).items()}
+        await built.stop("a")
+        await built.publish()
+        built.start("b")
+        await built.until_synced(blocks=10)
+        assert {name: each.epoch for name, each in (await built.reports()).items()} == epochs
 
 
 async def test_a_shard_that_is_cut_off_is_taken_over(tmp_path: Path) -> None:
