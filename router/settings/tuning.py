@@ -105,7 +105,8 @@ class SchedulerSettings(Section):
     half a minute on the example's H200, more than a local prefill takes."""
     decision_timeout_ms: PositiveDuration = 250
     """Longest time to decide; then local. Half of the shortest profiled prefill (0.44 s): waiting
-    longer would cost more than the best decision saves a short prompt."""
+    longer would cost more than the best decision saves a short prompt. An engine that counts 100K
+    tokens takes about as long: raise it for such prompts, or count in process (`tokenizer: hf`)."""
     signal_max_age_seconds: PositiveDuration = 10
     """Age at which a queue depth or load reading no longer counts: ten short periods."""
     link_budget_seconds: PositiveDuration = 5
