@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain, repeat
 
 import zmq.asyncio
@@ -30,6 +31,7 @@ from kvmeta.ingest.sequences import (
     ProbeDue,
     SequenceState,
     Touch,
+    resume,
     step,
 )
 from kvmeta.ingest.subscriber import ReplayObservation, SourceSpec, Subscription, replay
@@ -112,6 +114,10 @@ class KvIngest:
         self._specs[spec.source] = spec
         self._start(spec)
 
+    async def pause(self, source: SourceId) -> None:
+        """Stop following `source`; what the index holds of it stays, for who follows it next."""
+        await self._stop([source])
+
     async def remove(self, instance: str) -> None:
         """Stop following every source of `instance` and forget all that they held."""
         await self._stop([source for source in self._specs if source.instance == instance])
@@ -148,9 +154,13 @@ class KvIngest:
             await asyncio.sleep(next(pauses))
 
     async def _follow(self, spec: SourceSpec, context: zmq.asyncio.Context) -> None:
-        await self._index.begin_epoch(spec.source, SourceState.UNKNOWN)
+        state = await self._resume(spec)
+        if state is None:
+            state = SequenceState(can_replay=spec.replay_endpoint is not None)
+            await self._index.begin_epoch(spec.source, SourceState.UNKNOWN)
         follower = Follower(
             spec,
+            state,
             self._index,
             context,
             hook=self._hook,
@@ -160,6 +170,18 @@ class KvIngest:
         )
         await follower.run()
 
+    async def _resume(self, spec: SourceSpec) -> SequenceState | None:
+        """Return where the index says to go on; None where it says nothing, or nobody could check.
+
+        What it holds stands meanwhile, as old as it is.
+        """
+        if spec.replay_endpoint is None:
+            return None
+        for report in await self._index.describe():
+            if report.source == spec.source and report.next_sequence is not None:
+                return resume(report.next_sequence, report.last_digest)
+        return None
+
 
 class Follower:
     """The shell round one source's sequence machine: read, step, act."""
@@ -167,6 +189,7 @@ class Follower:
     def __init__(
         self,
         spec: SourceSpec,
+        state: SequenceState,
         index: MetadataIndex,
         context: zmq.asyncio.Context,
         *,
@@ -183,7 +206,7 @@ class Follower:
         self._wall_clock = wall_clock
         self._probe_interval_seconds = probe_interval_seconds
         self._replay_silence_seconds = replay_silence_seconds
-        self._state = SequenceState(can_replay=spec.replay_endpoint is not None)
+        self._state = state
         # (number of the replay that it belongs to, or None; what was observed)
         self._inbox: asyncio.Queue[tuple[int | None, Observation | FrameError]] = asyncio.Queue(
             INBOX_OBSERVATIONS
@@ -258,7 +281,7 @@ class Follower:
 
     async def _apply(self, action: Apply) -> None:
         try:
-            batch = decode_batch(action.payload)
+            batch = replace(decode_batch(action.payload), digest=action.digest)
         except PayloadError:
             # As good as lost, removals included: what was held before cannot be trusted.
             await self._count("undecodable_payload")
