@@ -25,3 +25,15 @@ class StoreUrlError(KvMetaError, ValueError):
 
 class StoreError(KvMetaError):
     """The store did not do what it was asked: away, too slow, full, or no longer ours to write."""
+
+
+class DiscoveryError(KvMetaError, ValueError):
+    """What an engine tells of its publishers cannot be read."""
+
+
+class LeaseLost(KvMetaError):
+    """A write for a source that another process may own by now."""
+
+
+class DirectoryError(KvMetaError, ValueError):
+    """What a pool's directory answers cannot be used."""

@@ -143,6 +143,12 @@ class KvmetaSettings(Section):
     speculative_ttl_seconds: Duration = 2
     """How long a prefix just routed counts as present before the engine's events say so; 0
     switches it off. Events follow within a scheduler step."""
+    approximate_ttl_seconds: Duration = 120
+    """How long a prompt that was computed by an instance without `kv_events` counts as cached there
+    (`approximate`); 0 leaves such instances unknown. Dynamo's approximate indexer uses 120."""
+    approximate_blocks: PositiveCount = 16_384
+    """Most blocks guessed so of one source: a million tokens at 64 a block, about what one 80 GB
+    accelerator holds at 17 KB a token beside the weights."""
     probe_interval_seconds: PositiveDuration = 5
     """Time between two replay probes of an idle source, which prove that nothing was missed."""
     max_age_seconds: PositiveDuration = 30
