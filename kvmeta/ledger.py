@@ -105,12 +105,13 @@ class LedgerShape:
     groups: Mapping[int | None, GroupShape]
     places: tuple[Place, ...]
     tells_extras: bool
+    names_salts: bool
     kept_silent: bool
 
     @property
     def tells_salts(self) -> bool:
         """False once blocks were announced by an engine that never tells what salts them."""
-        return self.tells_extras or not self.kept_silent
+        return self.tells_extras or self.names_salts or not self.kept_silent
 
 
 class LabelRecord(NamedTuple):
@@ -481,7 +482,13 @@ class SourceLedger:
     @property
     def shape(self) -> LedgerShape:
         """All but the blocks."""
-        return LedgerShape(self._groups, tuple(self._held), self._tells_extras, self._kept_silent)
+        return LedgerShape(
+            groups=self._groups,
+            places=tuple(self._held),
+            tells_extras=self._tells_extras,
+            names_salts=self._names_salts,
+            kept_silent=self._kept_silent,
+        )
 
     def restore(
         self, shape: LedgerShape, records: Iterable[tuple[EngineLabel, LabelRecord]]
@@ -494,6 +501,7 @@ class SourceLedger:
         self._groups = dict(shape.groups)
         self._held = {place: {} for place in shape.places}
         self._tells_extras = shape.tells_extras
+        self._names_salts = shape.names_salts
         self._kept_silent = shape.kept_silent
         for label, record in records:
             if record.name in self._spots:

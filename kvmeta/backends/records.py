@@ -36,6 +36,7 @@ class StoredShape(msgspec.Struct, array_like=True, frozen=True):
     groups: tuple[StoredGroup, ...] = ()
     places: tuple[tuple[str, int | None], ...] = ()
     tells_extras: bool = False
+    names_salts: bool = False
     kept_silent: bool = False
 
     @classmethod
@@ -48,6 +49,7 @@ class StoredShape(msgspec.Struct, array_like=True, frozen=True):
             ),
             places=shape.places,
             tells_extras=shape.tells_extras,
+            names_salts=shape.names_salts,
             kept_silent=shape.kept_silent,
         )
 
@@ -61,6 +63,7 @@ class StoredShape(msgspec.Struct, array_like=True, frozen=True):
             },
             places=self.places,
             tells_extras=self.tells_extras,
+            names_salts=self.names_salts,
             kept_silent=self.kept_silent,
         )
 
@@ -87,6 +90,7 @@ class SourceRecord(msgspec.Struct, array_like=True, frozen=True):
     state: SourceState
     epoch: int
     next_sequence: int | None
+    last_digest: bytes | None
     proved_at: float | None
     shape: StoredShape
     labels: int

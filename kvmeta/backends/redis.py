@@ -173,6 +173,7 @@ class RedisIndex:
                 age_seconds=None if owned.proved_at is None else now - owned.proved_at,
                 errors=dict(owned.errors),
                 waiting=owned.ledger.waiting,
+                last_digest=owned.last_digest,
             )
             for owned in self._writer.owned
         ]
@@ -198,6 +199,7 @@ class RedisIndex:
             age_seconds=None if seen.proved_at is None else now - seen.proved_at,
             errors=record.errors,
             waiting=record.waiting,
+            last_digest=record.last_digest,
         )
 
     def _trusted(

@@ -83,6 +83,7 @@ class Owned:
     state: SourceState = SourceState.UNKNOWN
     epoch: int = 0
     next_sequence: int | None = None
+    last_digest: bytes | None = None
     proved_at: float | None = None
     slots: dict[Place, int] = field(default_factory=dict)
     version: int = 0
@@ -170,6 +171,7 @@ class RedisWriter:
             owned.epoch += 1
             owned.state = state
             owned.next_sequence = None
+            owned.last_digest = None
             owned.proved_at = None
             await self._publish(owned, _Step(forget_labels=True))
 
@@ -218,6 +220,7 @@ class RedisWriter:
             if owned.next_sequence is not None and sequence < owned.next_sequence:
                 return False
             owned.next_sequence = sequence + 1
+            owned.last_digest = batch.digest or None
             owned.proved_at = self._clock()
             step = _Step()
             refused = 0
@@ -516,6 +519,7 @@ class RedisWriter:
                 state=owned.state,
                 epoch=owned.epoch,
                 next_sequence=owned.next_sequence,
+                last_digest=owned.last_digest,
                 proved_at=owned.proved_at,
                 shape=shape,
                 labels=len(owned.ledger.labels),
@@ -551,6 +555,7 @@ class RedisWriter:
             partial = record.waiting and record.state is SourceState.SYNCED
             owned.state = SourceState.PARTIAL if partial else record.state
             owned.next_sequence = record.next_sequence
+            owned.last_digest = record.last_digest
             owned.proved_at = record.proved_at
             return owned
         return self._new(source, layout, max_age_seconds, errors, record.epoch + 1)

@@ -16,7 +16,7 @@ from kvmeta.backends.redis import RedisIndex, deployment_secret, open_redis_inde
 from kvmeta.backends.redis_store import Command, RedisStore, Reply, open_store
 from kvmeta.backends.redis_urls import parse_store_url
 from kvmeta.errors import StoreError
-from kvmeta.events import AllBlocksCleared, Event
+from kvmeta.events import AllBlocksCleared, Event, EventBatch
 from kvmeta.hashing import prompt_blocks
 from kvmeta.types import CacheBelief, CacheLayout, SourceId, SourceState
 from tests.fakes.clocks import FakeClock
@@ -133,11 +133,13 @@ async def test_a_restarted_ingest_goes_on_where_it_was(start: Open) -> None:
     engine = Engine()
     stored = engine.stored(LONG)
     await first.send(A, stored)
-    await first.send(A, engine.stored(LONG[:8]))
+    again = EventBatch(0.0, (engine.stored(LONG[:8]),), digest=b"the last payload")
+    await first.index.apply(A, 1, again)
     second = start()
     await second.index.register(A, LAYOUT)
     (report,) = await second.index.describe()
     assert (report.next_sequence, report.blocks, report.state) == (2, 200, SourceState.SYNCED)
+    assert report.last_digest == b"the last payload"
     assert not await second.index.apply(A, 1, batch(engine.stored(LONG[:8])))
     await second.send(A, removed(engine.labels(LONG)[:2]))
     assert await second.hit(A, LONG) == len(LONG), "the second copy of the first two is there"
