@@ -44,8 +44,15 @@ PROBE_INTERVAL_SECONDS = 5.0
 REPLAY_SILENCE_SECONDS = 5.0
 """Fifty times what an idle vLLM takes to serve a replay request."""
 
-INBOX_OBSERVATIONS = 1_024
+INBOX_OBSERVATIONS = 128
 """Beyond it the listener stops reading and ZeroMQ's own bounded queue takes over."""
+
+OBSERVATIONS_PER_TURN = 8
+"""About a millisecond of work, after which other tasks have their turn.
+
+Neither a queue that holds something nor an index in memory suspends a task: without turns a source
+that catches up on the 10,000 steps that vLLM keeps would hold the event loop for seconds.
+"""
 
 _LONG_SECONDS = 60.0
 """A task that lasted this long did not fail for the reason for which the one before it did."""
@@ -56,6 +63,19 @@ _LOG = logging.getLogger(__name__)
 def _pauses() -> Iterator[float]:
     """Seconds before a failed source is attached again."""
     return chain((0.5, 1.0, 2.0, 5.0, 10.0), repeat(30.0))
+
+
+class _Turns:
+    """A task's share of the event loop: `OBSERVATIONS_PER_TURN`, then the others."""
+
+    def __init__(self) -> None:
+        self._left = OBSERVATIONS_PER_TURN
+
+    async def take(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._left = OBSERVATIONS_PER_TURN
+            await asyncio.sleep(0)
 
 
 class KvIngest:
@@ -221,7 +241,9 @@ class Follower:
             if self._state.can_replay:
                 group.create_task(self._tick())
             attached = False
+            turns = _Turns()
             while True:
+                await turns.take()
                 asked, observation = await self._inbox.get()
                 if asked is not None and asked != self._replays_asked:
                     continue  # an answer to a question that was given up
@@ -267,7 +289,10 @@ class Follower:
         self._replay = group.create_task(self._run_replay(start, self._replays_asked))
 
     async def _run_replay(self, start: int, asked: int) -> None:
+        turns = _Turns()
+
         async def deliver(observation: ReplayObservation) -> None:
+            await turns.take()
             await self._inbox.put((asked, observation))
 
         assert self._spec.replay_endpoint is not None  # noqa: S101  # only then the machine asks
