@@ -84,6 +84,7 @@ class Core:
     index: MetadataIndex
     foresight: Foresight
     truth: TruthWatch
+    pools: PoolBook
     tenants: TenantBook
     log: DecisionLog
     engines: HttpEngineClient
@@ -178,6 +179,7 @@ def _build_core(loaded: Loaded) -> Core:
     threshold = settings.scheduler.threshold
     fleet = Fleet(topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings))
     foresight = _build_foresight(settings, fleet, clock)
+    engines = HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance)
     index = _foresee(open_index(settings, clock), foresight)
     return Core(
         settings=settings,
@@ -207,7 +209,8 @@ def _build_core(loaded: Loaded) -> Core:
         truth=TruthWatch(metrics, index),
         tenants=TenantBook(build_tenants(settings), secret=secrets.token_bytes(32)),
         log=DecisionLog(),
-        engines=HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance),
+        engines=engines,
+        pools=PoolBook(fleet, build_pools(settings, engines, clock)),
         draining=asyncio.Event(),
     )
 
@@ -278,7 +281,7 @@ def _build_routing(core: Core) -> Routing:
             model.name: core.connector.prefill_truncation(model.layout)
             for model in core.catalog.models
         },
-        pools=PoolBook(core.fleet, build_pools(settings, core.engines, core.clock)),
+        pools=core.pools,
     )
 
 
@@ -343,6 +346,7 @@ def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRo
             operator=core.operator,
             catalog=core.catalog,
             index=core.index,
+            pools=core.pools,
             clock=core.clock,
             store="memory",
         ),
