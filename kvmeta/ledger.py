@@ -498,17 +498,19 @@ class SourceLedger:
         """Every label that has a name."""
         return self._names.keys()
 
-    def record(self, label: EngineLabel) -> LabelRecord | None:
-        """Return what is known of `label`; None when it has no name."""
-        name = self._names.get(label)
-        if name is None:
-            return None
-        copies = [
-            (number, blocks[name])
-            for number, blocks in enumerate(self._held.values())
-            if name in blocks
-        ]
-        return LabelRecord(name, self._spots.get(name, b""), tuple(copies))
+    def records(
+        self, labels: Iterable[EngineLabel]
+    ) -> Iterator[tuple[EngineLabel, LabelRecord | None]]:
+        """Yield what is known of each label; None for one that has no name."""
+        names, spots = self._names, self._spots
+        places = list(enumerate(self._held.values()))
+        for label in labels:
+            name = names.get(label)
+            if name is None:
+                yield label, None
+            else:
+                copies = [(number, blocks[name]) for number, blocks in places if name in blocks]
+                yield label, LabelRecord(name, spots.get(name, b""), tuple(copies))
 
     def holdings(self) -> Iterator[Change]:
         """Yield all that is held, as the changes that would bring it about."""

@@ -259,8 +259,7 @@ class RedisImages:
         shape = ledger.shape
         sets: list[bytes] = []
         drops: list[bytes] = []
-        for label in labels:
-            record = ledger.record(label)
+        for label, record in ledger.records(labels):
             if record is None:
                 drops.append(label)
             else:
