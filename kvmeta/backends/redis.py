@@ -309,12 +309,12 @@ class RedisIndex:
         mark = await self._store.mark()
         if self._mark is not None and mark != self._mark:
             _LOG.warning("another server took over the store, or it started empty: repairing")
-            self._writer.lose_images(self._writer.owned)
+            await self._writer.lose_images(list(self._writer.owned))
         self._mark = mark
         (fields,) = await self._store.read([("HKEYS", self._keys.table)])
         shown = {parse_field(name) for name in fields}
-        self._writer.lose_images(
-            [owned for owned in self._writer.owned if owned.source not in shown]
+        await self._writer.lose_images(
+            [owned for owned in self._writer.owned if owned.is_imaged and owned.source not in shown]
         )
 
     async def _remove_abandoned(self) -> None:

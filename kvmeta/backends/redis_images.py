@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvmeta.backends.keys import Keys, field_text
@@ -169,13 +169,14 @@ class RedisImages:
         (reply,) = await self._store.write([commit])
         await self._check_commit(owned, reply)
 
-    async def withdraw(self, owned: Owned) -> None:
-        """Take the source from readers; by commands that a Redis out of memory still takes."""
-        owned.is_imaged = False
+    async def withdraw(self, some: Sequence[Owned]) -> None:
+        """Take sources from readers; by commands that a Redis out of memory still takes."""
+        for owned in some:
+            owned.is_imaged = False
         async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
             await self._store.free(
                 [
-                    ("HDEL", self._keys.table, field_text(owned.source)),
+                    ("HDEL", self._keys.table, *(field_text(owned.source) for owned in some)),
                     ("DEL", self._keys.revision),
                 ]
             )

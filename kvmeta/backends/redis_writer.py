@@ -273,16 +273,16 @@ class RedisWriter:
         if owned.is_imaged:
             _LOG.warning("the image of %s in the store is lost and will be repaired", owned.source)
             _LOG.debug("the image of %s", owned.source, exc_info=error)
-        try:
-            await self._images.withdraw(owned)
-        except (StoreError, TimeoutError):
-            _LOG.debug("%s could not be withdrawn; it ages out", owned.source, exc_info=True)
+        await self.lose_images([owned])
         return False
 
-    def lose_images(self, lost: Iterable[Owned]) -> None:
-        """Have these images made anew: the store does not have them as they were written."""
-        for owned in lost:
-            owned.is_imaged = False
+    async def lose_images(self, lost: Sequence[Owned]) -> None:
+        """Withdraw sources whose images the store does not have as they were written."""
+        if lost:
+            try:
+                await self._images.withdraw(lost)
+            except (StoreError, TimeoutError):
+                _LOG.debug("%d sources not withdrawn; they age out", len(lost), exc_info=True)
 
     # -- after a restart ---------------------------------------------------------------------
 
