@@ -170,6 +170,7 @@ class ScriptedEngine:
         self.idle_close = idle_close
         self.tls = tls
         self.read = read
+        self.early: bytes | None = None
         self._host = host
         self._port = port
         self._standing: ScriptSource = script or answer(200, b"{}")
@@ -317,6 +318,8 @@ class _Connection(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._engine.early is not None and self._path.startswith(b"/v1/audio"):
+            self.transport.write(self._engine.early)
         if any(name.lower() == b"expect" for name, _ in self._headers):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
