@@ -41,7 +41,18 @@ _OWNED_ARGUMENTS = frozenset(
         "kv_cache_report_mode",
     }
 )
-_TEXT_PARTS = frozenset({"text", "refusal", "thinking", "input_text", "output_text", "tool_use"})
+_TEXT_PARTS = frozenset(
+    {
+        "text",
+        "refusal",
+        "thinking",
+        "redacted_thinking",
+        "input_text",
+        "output_text",
+        "tool_use",
+        "tool_reference",
+    }
+)
 _MEDIA_MEMBERS = frozenset(
     {
         "image_url",
@@ -218,6 +229,11 @@ def form_object(
 
 def json_text(value: str) -> bytes:
     """Return `value` as a JSON string, quotes included."""
+    return _ENCODER.encode(value)
+
+
+def encode_json(value: object) -> bytes:
+    """Return a value as JSON text."""
     return _ENCODER.encode(value)
 
 
@@ -409,4 +425,8 @@ def _has_media(messages: bytes) -> bool:
 
 def _is_media(part: dict[str, Any]) -> bool:
     """Whether a part is no text; vLLM takes media by their member alone, too."""
+    if part.get("type") == "tool_result":
+        told = part.get("content")
+        parts = told if isinstance(told, list) else []
+        return any(isinstance(each, dict) and _is_media(each) for each in parts)
     return part.get("type", "text") not in _TEXT_PARTS or not _MEDIA_MEMBERS.isdisjoint(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,8 +22,10 @@ from router.service.bodies import (
     IdsPrompt,
     OpaquePrompt,
     TextPrompt,
+    encode_json,
     json_text,
 )
+from router.service.conversations import chat_from_messages, chat_from_responses
 from router.service.fleet import Fleet
 from router.service.models import NamedModel, TokenizerKind
 
@@ -85,16 +88,17 @@ def _prompt_bytes(body: ClientBody) -> int:
 class EngineCounter:
     """Asks an engine: by its render endpoint, which reads the very request body, else `/tokenize`.
 
-    Engines without `--enable-scale-out` refuse to render (403): that is remembered per instance.
-    `/tokenize` reads a subset of a chat's fields, so it may differ where `reasoning_effort`,
-    `documents` or `tool_choice` shape the prompt.
+    Engines without `--enable-scale-out` refuse to render (403): that is remembered per instance
+    and path. `/tokenize` reads a subset of a chat's fields, so it may differ where
+    `reasoning_effort`, `documents` or `tool_choice` shape the prompt; Messages and Responses are
+    given to it as the chat that the engine makes of them.
     """
 
     def __init__(self, client: EngineClient, fleet: Fleet, *, timeout: Seconds) -> None:
         self._client = client
         self._fleet = fleet
         self._timeouts = Timeouts(connect=timeout, first_byte=timeout, idle=timeout)
-        self._no_render: set[str] = set()
+        self._no_render: set[tuple[str, str]] = set()
 
     async def count(self, body: ClientBody, named: NamedModel) -> list[int] | None:
         """Return the prompt's token ids, None when no engine could tell."""
@@ -119,12 +123,13 @@ class EngineCounter:
         return [member.instance for member in ready[:2]]
 
     async def _ask(self, instance: Instance, body: ClientBody, served: str) -> list[int] | None:
-        if instance.name not in self._no_render:
-            status, answer = await self._post(instance, _render_path(body), _render(body, served))
+        path = _RENDER_PATHS.get(body.kind)
+        if path is not None and (instance.name, path) not in self._no_render:
+            status, answer = await self._post(instance, path, _render(body, served))
             if status == 200:
                 return _rendered_ids(answer)
             if status in (403, 404, 405):
-                self._no_render.add(instance.name)
+                self._no_render.add((instance.name, path))
         status, answer = await self._post(instance, "/tokenize", _tokenize(body, served))
         return _TOKENIZED.decode(answer).tokens if status == 200 else None
 
@@ -148,12 +153,14 @@ class EngineCounter:
             await response.aclose()
 
 
-def _render_path(body: ClientBody) -> str:
-    return (
-        "/v1/completions/render"
-        if body.kind is BodyKind.COMPLETION
-        else "/v1/chat/completions/render"
-    )
+_RENDER_PATHS: Mapping[BodyKind, str] = MappingProxyType(
+    {
+        BodyKind.CHAT: "/v1/chat/completions/render",
+        BodyKind.COMPLETION: "/v1/completions/render",
+        BodyKind.RESPONSES: "/v1/responses/render",
+        BodyKind.MESSAGES: "/v1/messages/render",
+    }
+)
 
 
 def _render(body: ClientBody, served: str) -> bytes:
@@ -173,7 +180,26 @@ def _tokenize(body: ClientBody, served: str) -> bytes:
     if isinstance(body.prompt, TextPrompt):
         changes["prompt"] = json_text(body.prompt.text)
         return body.select(("add_special_tokens",), changes)
+    if body.kind is not BodyKind.CHAT:
+        changes |= {name: encode_json(value) for name, value in read_chat(body).items()}
+        return body.select(("chat_template_kwargs",), changes)
     return body.select(_CHAT_FIELDS, changes)
+
+
+def read_chat(body: ClientBody) -> Mapping[str, Any]:
+    """Return `messages` and `tools` as the engine's chat template will see them.
+
+    Raises BadRequest where a message of a chat is not an object.
+    """
+    match body.kind:
+        case BodyKind.RESPONSES:
+            names = ("input", "instructions", "tools")
+            return chat_from_responses({name: body.decode(name) for name in names})
+        case BodyKind.MESSAGES:
+            names = ("messages", "system", "tools")
+            return chat_from_messages({name: body.decode(name) for name in names})
+        case _:
+            return {"messages": body.decode_messages(), "tools": body.decode("tools")}
 
 
 class PromptCounter:
@@ -217,8 +243,8 @@ class PromptCounter:
             return await asyncio.to_thread(
                 tokenizer.encode, body.prompt.text, add_special_tokens=special is not False
             )
-        messages = body.decode_messages()
-        options = _template_options(body)
+        chat = read_chat(body)
+        messages, options = chat["messages"], _template_options(body, chat)
         try:
             return await asyncio.to_thread(_encode_chat, tokenizer, messages, options)
         except (ValueError, TypeError):
@@ -226,12 +252,12 @@ class PromptCounter:
             return None
 
 
-def _template_options(body: ClientBody) -> dict[str, Any]:
+def _template_options(body: ClientBody, chat: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of a chat request shapes the prompt, as `Tokenizer.render_chat` takes it."""
     arguments = body.decode("chat_template_kwargs")
     if arguments is not None and not isinstance(arguments, dict):
         raise BadRequest("chat_template_kwargs must be an object", param="chat_template_kwargs")
-    tools = body.decode("tools")
+    tools = chat.get("tools")
     if tools is not None and not isinstance(tools, list):
         raise BadRequest("tools must be an array", param="tools")
     return {

@@ -170,7 +170,7 @@ class ScriptedEngine:
         self.idle_close = idle_close
         self.tls = tls
         self.read = read
-        self.early: bytes | None = None
+        self._interruptions: dict[str, bytes] = {}
         self._host = host
         self._port = port
         self._standing: ScriptSource = script or answer(200, b"{}")
@@ -216,6 +216,10 @@ class ScriptedEngine:
     def on(self, path: str, script: ScriptSource) -> None:
         """Play `script` for requests of this path (without its query)."""
         self._paths[path] = script
+
+    def interrupt(self, path: str, payload: bytes) -> None:
+        """Write bytes as soon as the head of a request of this path is here, before its body."""
+        self._interruptions[path] = payload
 
     # -- what it saw
 
@@ -318,8 +322,8 @@ class _Connection(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self._engine.early is not None and self._path.startswith(b"/v1/audio"):
-            self.transport.write(self._engine.early)
+        if early := self._engine._interruptions.get(self._path.decode("latin-1")):
+            self.transport.write(early)
         if any(name.lower() == b"expect" for name, _ in self._headers):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

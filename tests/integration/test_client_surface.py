@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from router.settings import SettingsError, load
-from tests.fakes.live_engines import LiveEngine
+from tests.fakes.live_engines import LiveEngine, handoff
 from tests.fakes.raw_clients import calling
 from tests.fakes.scripted_engine import (
     Hold,
@@ -20,25 +20,45 @@ from tests.fakes.scripted_engine import (
     Script,
     Send,
     Until,
-    answer,
     head,
     json_answer,
     stream,
 )
 from tests.fakes.systems import System, fresh_ids, routing, scripted_system, write_configuration
 
+CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 ASKED = {"model": "tiny", "input": "Hello"}
 NEVER = (
-    "/load /version /ping /kv_event_sources /scale_elastic_ep /is_scaling_elastic_ep "
-    "/start_profile /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /sleep /wake_up "
-    "/is_sleeping /release_kv_cache_memory /collective_rpc /server_info /pause /resume /is_paused "
-    "/abort_requests /update_weights /get_world_size /v1/load_lora_adapter "
-    "/v1/unload_lora_adapter /inference/v1/abort_requests"
-).split()
+    "/load",
+    "/version",
+    "/ping",
+    "/kv_event_sources",
+    "/scale_elastic_ep",
+    "/is_scaling_elastic_ep",
+    "/start_profile",
+    "/reset_prefix_cache",
+    "/reset_mm_cache",
+    "/reset_encoder_cache",
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+    "/release_kv_cache_memory",
+    "/collective_rpc",
+    "/server_info",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/abort_requests",
+    "/update_weights",
+    "/get_world_size",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/inference/v1/abort_requests",
+)
 """What engines answer and clients must not reach, besides `/health` and `/metrics`."""
 
 
@@ -68,7 +88,7 @@ def told(model: str = "tiny", **members: object) -> Script:
     ],
 )
 async def test_r34_passed_paths_go_to_one_instance(tmp_path: Path, path: str) -> None:
-    """Same path, same values, the served name for a model, no prefill leg, the client's name back."""
+    """Same path and values, the engine's own name of the model, and no prefill leg."""
     entries = {"d0": {"served_name": "org/tiny-d"}}
     server = {"passthrough_paths": ["/tokenize"]}
     async with scripted_system(tmp_path, entries=entries, server=server) as system:
@@ -327,17 +347,14 @@ async def test_an_engine_that_answers_before_the_form_has_ended(tmp_path: Path) 
     async with scripted_system(tmp_path, **TRANSCRIBING) as system:
         engine = system.engine("d0")
         refusal = b'{"error":{"message":"no audio here"}}'
-        engine.early = b"HTTP/1.1 404 No\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
-            len(refusal),
-            refusal,
-        )
+        fields = [("content-type", "application/json"), ("content-length", str(len(refusal)))]
+        engine.interrupt(TRANSCRIPTIONS, head(404, fields).payload + refusal)
         async with calling(system.url) as client:
             told = {"content-type": kind, "content-length": str(len(raw))}
             await client.send_head(TRANSCRIPTIONS, told)
             await client.send(raw[:100_000])
             status, _ = await client.read_head()
         assert status == 404
-        engine.early = None
         await system.settled()
 
 
@@ -353,3 +370,311 @@ async def test_forms_to_a_dead_instance_go_to_another(tmp_path: Path) -> None:
         await system.engine("d0").stop()
         fresh = await system.client.post(TRANSCRIPTIONS, content=raw, headers=headers)
         assert (fresh.status_code, fresh.headers["x-prfaas-decode"]) == (200, "d1")
+
+
+# -- responses
+
+SERVED_AS = {"d0": {"served_name": "tiny-d"}}
+
+
+def response_of(model: str, response_id: str, **members: object) -> Script:
+    """A whole response."""
+    document = {"id": response_id, "object": "response", "model": model, "output": []}
+    return json_answer(document | members)
+
+
+def response_events(model: str, response_id: str) -> Script:
+    """A streamed response."""
+    begun = {"id": response_id, "object": "response", "model": model}
+    events = [("response.created", begun), ("response.completed", begun)]
+    return stream(
+        *(
+            f"event: {kind}\ndata: {json.dumps({'type': kind, 'response': told})}\n\n".encode()
+            for kind, told in events
+        )
+    )
+
+
+async def make_response(system: System, *, streamed: bool) -> str:
+    """Have a response made by `d0`; return its id."""
+    system.engine("d0").on(
+        RESPONSES,
+        response_events("tiny-d", "resp_1") if streamed else response_of("tiny-d", "resp_1"),
+    )
+    response = await system.client.post(RESPONSES, json={**ASKED, "stream": streamed})
+    assert response.status_code == 200
+    assert '"tiny-d"' not in response.text
+    return "resp_1"
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+async def test_stored_responses_go_to_their_instance(tmp_path: Path, *, streamed: bool) -> None:
+    """Read, cancel and continue ask the instance that made a response, under its own name."""
+    async with scripted_system(tmp_path, names="d0 d1", entries=SERVED_AS) as system:
+        await system.order("PATCH", "instances/d1", {"state": "disabled"})
+        made = await make_response(system, streamed=streamed)
+        await system.order("PATCH", "instances/d1", {"state": "active"})
+        engine = system.engine("d0")
+        engine.on(f"{RESPONSES}/{made}", response_of("tiny-d", made))
+        engine.on(f"{RESPONSES}/{made}/cancel", response_of("tiny-d", made, status="cancelled"))
+        read = await system.client.get(f"{RESPONSES}/{made}?include=x&stream=false")
+        assert (read.status_code, read.json()["model"]) == (200, "tiny")
+        cancelled = await system.client.post(f"{RESPONSES}/{made}/cancel")
+        assert cancelled.json()["status"] == "cancelled"
+        engine.on(RESPONSES, response_of("tiny-d", "resp_2"))
+        following = {**ASKED, "previous_response_id": made}
+        assert (await system.client.post(RESPONSES, json=following)).status_code == 200
+        got, cancel = (
+            asked_of(engine, f"{RESPONSES}/{made}{order}")[0] for order in ("", "/cancel")
+        )
+        assert (got.method, got.path) == ("GET", f"{RESPONSES}/{made}?include=x&stream=false")
+        assert (cancel.method, cancel.body) == ("POST", b"")
+        [_, continued] = asked_of(engine, RESPONSES)
+        assert continued.json()["previous_response_id"] == made
+        assert all(each.path in {"/health", "/metrics"} for each in system.engine("d1").requests)
+        await system.settled()
+
+
+async def test_unknown_responses_are_404_without_a_call(tmp_path: Path) -> None:
+    """An id that nobody here made, and what is no order, are 404 in the API's shape."""
+    async with scripted_system(tmp_path) as system:
+        for method, path, status in (
+            ("GET", "/resp_9", 404),
+            ("POST", "/resp_9/cancel", 404),
+            ("GET", "/resp_9/input_items", 404),
+            ("DELETE", "/resp_9", 405),
+            ("GET", "/resp_9/cancel", 405),
+        ):
+            response = await system.client.request(method, RESPONSES + path)
+            assert response.status_code == status
+            assert response.json()["error"]["message"]
+        asked = {each.path for each in system.engine("d0").requests}
+        assert asked <= {"/health", "/metrics"}
+
+
+async def test_responses_are_their_tenants(tmp_path: Path) -> None:
+    """Nobody reads another tenant's response, and nobody reads one without a key."""
+    tenants = [{"name": name, "api_keys": [f"sk-{name}"]} for name in ("acme", "zeta")]
+    async with scripted_system(tmp_path, tenants=tenants) as system:
+        engine = system.engine("d0")
+        engine.on(RESPONSES, response_of("tiny", "resp_1"))
+        engine.on(f"{RESPONSES}/resp_1", response_of("tiny", "resp_1"))
+        key = {"authorization": "Bearer sk-acme"}
+        await system.client.post(RESPONSES, json=ASKED, headers=key)
+        for headers, status in (
+            (key, 200),
+            ({"authorization": "Bearer sk-zeta"}, 404),
+            ({}, 401),
+        ):
+            read = await system.client.get(f"{RESPONSES}/resp_1", headers=headers)
+            assert read.status_code == status
+
+
+async def test_a_response_whose_instance_is_away(tmp_path: Path) -> None:
+    """While its instance is drained a response cannot be read: 503, and nobody else is asked."""
+    async with scripted_system(tmp_path, names="d0 d1", entries=SERVED_AS) as system:
+        await system.order("PATCH", "instances/d1", {"state": "disabled"})
+        made = await make_response(system, streamed=False)
+        await system.order("PATCH", "instances/d1", {"state": "active"})
+        await system.order("PATCH", "instances/d0", {"state": "disabled"})
+        read = await system.client.get(f"{RESPONSES}/{made}")
+        assert read.status_code == 503
+        assert not asked_of(system.engine("d1"), f"{RESPONSES}/{made}")
+
+
+# -- messages
+
+
+async def test_messages_take_both_legs(tmp_path: Path) -> None:
+    """A long conversation is prefilled elsewhere with one token, and decoded as the client said."""
+    said = [{"role": "user", "content": "word " * 400}]
+    asked = {"model": "tiny", "max_tokens": 50, "messages": said, "stop_sequences": ["x"]}
+    async with scripted_system(tmp_path) as system:
+        document = {"id": "msg_1", "type": "message", "model": "tiny", "content": []}
+        usage = {"input_tokens": 400, "output_tokens": 4, "cache_read_input_tokens": 399}
+        given = {**document, "usage": {**usage, "cache_read_input_tokens": 7}}
+        system.engine("f0").on(MESSAGES, json_answer(given | {"kv_transfer_params": handoff("m")}))
+        system.engine("d0").on(MESSAGES, json_answer({**document, "usage": usage}))
+        response = await system.client.post(MESSAGES, json=asked)
+        assert routing(response) == ("prfaas", "above_threshold")
+        assert response.json()["usage"]["cache_read_input_tokens"] == 7
+        [first], [second] = (asked_of(system.engine(name), MESSAGES) for name in ("f0", "d0"))
+        assert first.json()["max_tokens"] == 1
+        assert "stop_sequences" not in first.json()
+        assert second.json() == asked | {"kv_transfer_params": handoff("m")}
+
+
+async def test_messages_have_their_own_key_and_errors(tmp_path: Path) -> None:
+    """`x-api-key` is the key there, goes no further, and refusals have Anthropic's shape."""
+    tenants = [{"name": "acme", "api_keys": ["sk-acme"]}]
+    asked = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    async with scripted_system(tmp_path, tenants=tenants) as system:
+        for engine in (system.engine("p0"), system.engine("d0")):
+            engine.on(MESSAGES, json_answer({"id": "msg_1", "type": "message", "model": "tiny"}))
+        good = await system.client.post(MESSAGES, json=asked, headers={"x-api-key": "sk-acme"})
+        assert good.status_code == 200
+        bad = await system.client.post(MESSAGES, json=asked, headers={"x-api-key": "sk-other"})
+        assert (bad.status_code, bad.json()["type"]) == (401, "error")
+        assert bad.json()["error"]["type"] == "authentication_error"
+        for path in ("/v1/chat/completions", EMBEDDINGS):
+            elsewhere = await system.client.post(
+                path, json={**asked, "input": "x"}, headers={"x-api-key": "sk-acme"}
+            )
+            assert (elsewhere.status_code, "type" in elsewhere.json()) == (401, False)
+        for name in ("p0", "d0"):
+            for call in system.engine(name).requests:
+                assert not any(b"sk-acme" in value for _, value in call.headers)
+
+
+# -- pages
+
+
+CORS = {"server": {"cors": {"allow_origins": ["https://app.example"]}}}
+ORIGIN = {"origin": "https://app.example"}
+
+
+async def test_r31_preflights_and_streams_of_pages(tmp_path: Path) -> None:
+    """A preflight needs no key and echoes what it asks for; streams and refusals are marked."""
+    tenants = [{"name": "acme", "api_keys": ["sk-acme"]}]
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    async with scripted_system(tmp_path, tenants=tenants, **CORS) as system:
+        wanted = "authorization,x-stainless-os"
+        preflight = await system.client.options(
+            CHAT,
+            headers={
+                **ORIGIN,
+                "access-control-request-method": "POST",
+                "access-control-request-headers": wanted,
+            },
+        )
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-headers"] == wanted
+        assert preflight.headers["access-control-max-age"] == "600"
+        key = {"authorization": "Bearer sk-acme"}
+        streamed = await system.client.post(CHAT, json=asked, headers={**ORIGIN, **key})
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        refused = await system.client.post(CHAT, json=asked, headers=ORIGIN)
+        listed = await system.client.get("/v1/models", headers=ORIGIN)
+        assert (refused.status_code, listed.status_code) == (401, 401)
+        for response in (preflight, streamed, refused, listed):
+            assert response.headers["access-control-allow-origin"] == ORIGIN["origin"]
+        assert "x-request-id" in streamed.headers["access-control-expose-headers"]
+
+
+async def test_r31_strangers_and_operators_paths_are_not_shared(tmp_path: Path) -> None:
+    """Other origins get no mark; the admin API and metrics get none for anybody."""
+    async with scripted_system(tmp_path, **CORS) as system:
+        asked = {"model": "tiny", "prompt": [1, 2, 3]}
+        stranger = await system.client.post(
+            "/v1/completions", json=asked, headers={"origin": "https://evil.example"}
+        )
+        operators = await system.client.get("/admin/v1/state", headers=ORIGIN)
+        metrics = await system.client.get("/metrics", headers=ORIGIN)
+    for response in (stranger, operators, metrics):
+        assert response.status_code == 200
+        assert "access-control-allow-origin" not in response.headers
+
+
+async def test_r31_off_by_default(tmp_path: Path) -> None:
+    """Without configured origins a preflight is refused and nothing is marked."""
+    async with scripted_system(tmp_path) as system:
+        wanted = {**ORIGIN, "access-control-request-method": "POST"}
+        preflight = await system.client.options(CHAT, headers=wanted)
+        plain = await system.complete(5, headers=ORIGIN)
+    assert (preflight.status_code, plain.status_code) == (405, 200)
+    for response in (preflight, plain):
+        assert not any(name.startswith("access-control") for name in response.headers)
+
+
+# -- names and bodies
+
+
+async def test_r35_an_alias_with_nobody_behind_it(tmp_path: Path) -> None:
+    """A configured name without a live instance is 503 with Retry-After on every path."""
+    model = {"aliases": ["org/little"]}
+    async with scripted_system(tmp_path, model=model) as system:
+        await system.order("PATCH", "instances/d0", {"state": "disabled"})
+        for path, body in (
+            (CHAT, {"messages": [{"role": "user", "content": "Hi"}]}),
+            (RESPONSES, {"input": "Hi"}),
+            (EMBEDDINGS, {"input": "Hi"}),
+        ):
+            response = await system.client.post(path, json={"model": "org/little", **body})
+            assert response.status_code == 503
+            assert response.headers["retry-after"]
+        names = [each["id"] for each in (await system.client.get("/v1/models")).json()["data"]]
+    assert names == ["tiny", "org/little"]
+
+
+@pytest.mark.parametrize("name", ["tiny", "org/little", "poet"])
+async def test_r35_every_name_on_every_path(tmp_path: Path, name: str) -> None:
+    """Each name goes up as the engine's own and comes back as the client's, in every document."""
+    served = {"tiny": "tiny-d", "org/little": "tiny-d", "poet": "poet-7"}[name]
+    model = {"aliases": ["org/little"], "loras": [{"name": "poet", "served_name": "poet-7"}]}
+    entries = {"b0": {"served_name": "tiny-d"}}
+    async with scripted_system(tmp_path, names="b0", model=model, entries=entries) as system:
+        engine = system.engine("b0")
+        message = {"type": "message_start", "message": {"model": served}}
+        last = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+        engine.on(EMBEDDINGS, told(served))
+        engine.on(RESPONSES, response_events(served, "resp_1"))
+        engine.on(
+            MESSAGES,
+            stream(b"event: message_start\ndata: " + json.dumps(message).encode() + b"\n\n", last),
+        )
+        for path, body in (
+            (EMBEDDINGS, {"input": "Hi"}),
+            (RESPONSES, {"input": "Hi", "stream": True}),
+            (MESSAGES, {"messages": [], "max_tokens": 3, "stream": True}),
+        ):
+            response = await system.client.post(path, json={"model": name, **body})
+            assert response.status_code == 200
+            [call] = asked_of(engine, path)
+            assert call.json()["model"] == served
+            assert json.dumps(name) in response.text
+            assert json.dumps(served) not in response.text
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"n": 2},
+        {"best_of": 3},
+        {"echo": True},
+        {"prompt_logprobs": 0},
+        {"prompt": [[1, 2], [3]]},
+        {"prompt": ["a", "b"]},
+    ],
+    ids=str,
+)
+async def test_r24_what_one_instance_must_do(tmp_path: Path, extra: dict[str, Any]) -> None:
+    """A hand-off serves one sequence and hides the prompt's own pass: such requests stay whole."""
+    async with scripted_system(tmp_path) as system:
+        body = {"prompt": fresh_ids(500), **extra}
+        response = await system.complete(body.pop("prompt"), **body)
+        assert routing(response) == ("local", "not_disaggregable")
+        [call] = system.engine("d0").calls
+        assert {name: call.json()[name] for name in extra} == extra
+        assert not system.engine("p0").calls
+        assert not system.engine("f0").calls
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"n": 1},
+        {"logprobs": 2},
+        {"prompt_logprobs": None},
+        {"structured_outputs": {"regex": "a+"}},
+        {"response_format": {"type": "json_object"}},
+    ],
+    ids=str,
+)
+async def test_what_both_legs_carry(tmp_path: Path, extra: dict[str, Any]) -> None:
+    """What shapes the answer alone reaches the decode leg as it is, beside the hand-off."""
+    async with scripted_system(tmp_path) as system:
+        response = await system.complete(500, **extra)
+        assert routing(response) == ("prfaas", "above_threshold")
+        told = system.engine("d0").calls[0].json()
+    assert {name: told[name] for name in extra} == extra
+    assert told["kv_transfer_params"]["do_remote_prefill"] is True
