@@ -153,6 +153,7 @@ class Connection(asyncio.Protocol):
                 return
             if piece:
                 self._transport.write(b"%x\r\n%s\r\n" % (len(piece), piece) if framed else piece)
+            await asyncio.sleep(0)  # uvloop writes, and finds out that it cannot, between turns
             if self._writable is not None:
                 await self._writable
         if framed and self._transport is not None:

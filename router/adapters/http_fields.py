@@ -52,7 +52,7 @@ def encode_request(request: EngineRequest, authority: bytes, prefix: bytes) -> b
         lines.append(chunked if length is None else b"content-length: %d" % length)
     elif request.body or method in {b"POST", b"PUT", b"PATCH"}:
         lines.append(b"content-length: %d" % len(request.body))
-    lines += (b"", request.body)
+    lines += (b"", b"" if request.upload is not None else request.body)
     return b"\r\n".join(lines)
 
 

@@ -425,8 +425,10 @@ def _has_media(messages: bytes) -> bool:
 
 def _is_media(part: dict[str, Any]) -> bool:
     """Whether a part is no text; vLLM takes media by their member alone, too."""
-    if part.get("type") == "tool_result":
+    kind = part.get("type", "text")
+    if kind == "tool_result":
         told = part.get("content")
         parts = told if isinstance(told, list) else []
         return any(isinstance(each, dict) and _is_media(each) for each in parts)
-    return part.get("type", "text") not in _TEXT_PARTS or not _MEDIA_MEMBERS.isdisjoint(part)
+    text = isinstance(kind, str) and kind in _TEXT_PARTS
+    return not text or not _MEDIA_MEMBERS.isdisjoint(part)

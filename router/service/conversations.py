@@ -76,7 +76,8 @@ def _texts(content: object) -> Iterator[str]:
 
 def _convert_message(message: Mapping[str, Any]) -> Iterator[Fields]:
     """Yield the chat messages of one message: results of tools become messages of their own."""
-    role = _ROLES.get(message.get("role", ""), message.get("role"))
+    role = message.get("role")
+    role = _ROLES.get(role, role) if isinstance(role, str) else role
     content = message.get("content")
     if isinstance(content, str):
         yield {"role": role, "content": content}
@@ -155,7 +156,7 @@ def _join_parts(content: object) -> object:
         return content
     parts = [
         {"type": "text", "text": part.get("text", "")}
-        if part.get("type") in {"input_text", "output_text"}
+        if part.get("type") in ("input_text", "output_text", "text")
         else part
         for part in _objects(content)
     ]

@@ -55,7 +55,7 @@ async def test_messages_on_both_routes(tmp_path: Path) -> None:
         for size, route in ((10, "local"), (1000, "prfaas")):
             raw = await client.messages.with_raw_response.create(**asking(size))
             assert raw.headers["x-prfaas-route"] == route
-            answer = raw.parse()
+            answer = await raw.parse()
             assert (answer.model, answer.role) == ("tiny", "assistant")
             assert answer.content[0].type == "text"
             assert answer.content[0].text
