@@ -298,7 +298,8 @@ class _Connection(asyncio.Protocol):
         self.number = self._engine._connected(self)
         self._task = asyncio.get_running_loop().create_task(self._play())
         if not self._engine.read:
-            self.transport.pause_reading()
+            # uvloop begins to read only after this; what is paused before goes on then.
+            asyncio.get_running_loop().call_soon(self.transport.pause_reading)
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._cancel_idle()
