@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 import httpx
 
-from kvmeta.backends.memory import MemoryIndex
+from kvmeta.history import ApproximateIndex, PromptHistory
+from kvmeta.index import MetadataIndex
 from kvmeta.ingest.service import KvIngest
+from kvmeta.speculation import Speculation, SpeculativeIndex
 from router.adapters.clocks import SystemClock
 from router.adapters.engine_http import HttpEngineClient
+from router.adapters.event_discovery import EventDiscovery
 from router.adapters.event_feed import IngestFeed
 from router.adapters.metrics import LiveState, PrometheusMetrics
 from router.adapters.probes import HttpProbe
@@ -26,6 +29,8 @@ from router.compose.models import (
     layouts_by_instance,
     load_tokenizers,
 )
+from router.compose.pools import build_pools
+from router.compose.stores import open_index
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
 from router.domain.errors import NotFound
@@ -46,12 +51,14 @@ from router.service.connectors import Connector, find_connector, third_party_con
 from router.service.counting import EngineCounter, PromptCounter
 from router.service.decisions import DecisionLog
 from router.service.fleet import Fleet, FleetRules
+from router.service.foresight import Foresight
 from router.service.links import LinkBoard
 from router.service.membership import Membership
 from router.service.models import ModelCatalog
 from router.service.observations import ObservedCourse
 from router.service.operator import Operator, ThresholdRules
 from router.service.plans import RequestLedger, RequestPlanner
+from router.service.pools import PoolBook
 from router.service.probing import Prober
 from router.service.relay import Relay
 from router.service.relay_ports import RelaySettings
@@ -60,6 +67,7 @@ from router.service.snapshots import OperatingLengths, PolicyRules, SnapshotBuil
 from router.service.state import StateReport
 from router.service.stored_responses import StoredResponses
 from router.service.tenants import TenantBook
+from router.service.truth import TruthWatch
 from router.settings import Loaded, Settings, build_topology, parse_instance
 
 
@@ -75,7 +83,10 @@ class Core:
     fleet: Fleet
     links: LinkBoard
     operator: Operator
-    index: MemoryIndex
+    index: MetadataIndex
+    foresight: Foresight
+    truth: TruthWatch
+    pools: PoolBook
     tenants: TenantBook
     log: DecisionLog
     engines: HttpEngineClient
@@ -91,6 +102,7 @@ class Gateway:
     core: Core
     feed: IngestFeed
     ingest: KvIngest
+    discovery: EventDiscovery
     membership: Membership
 
     def start_draining(self) -> None:
@@ -121,7 +133,9 @@ class Gateway:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             background = [
                 tasks.create_task(self.ingest.run()),
+                tasks.create_task(self.discovery.run()),
                 tasks.create_task(prober.run()),
+                tasks.create_task(self.core.truth.run()),
             ]
             try:
                 yield
@@ -141,31 +155,41 @@ def build_gateway(loaded: Loaded) -> Gateway:
         max_age_seconds=settings.kvmeta.max_age_seconds,
         hook=core.metrics,
     )
-    feed = IngestFeed(ingest, layouts_by_instance(settings))
+    layout_of = layouts_by_instance(settings)
+    discovery = EventDiscovery(
+        core.engines,
+        ingest,
+        layout_of,
+        interval=settings.kvmeta.probe_interval_seconds,
+        timeout=settings.upstream.probe.timeout_seconds,
+        told_ranks=core.fleet.set_ranks,
+    )
+    feed = IngestFeed(ingest, layout_of, discovery)
     membership = Membership(core.fleet, feed)
     core.metrics.watch(LiveState(core.fleet, core.links, core.operator, core.catalog, core.clock))
     application, admin = _build_applications(core, routing, membership)
-    return Gateway(application, admin, core, feed, ingest, membership)
+    return Gateway(application, admin, core, feed, ingest, discovery, membership)
 
 
 def _build_core(loaded: Loaded) -> Core:
     settings = loaded.settings
-    if not settings.store.embedded:
-        raise CompositionError("store.url: this gateway keeps its state in memory:// only")
     if settings.kvmeta.ingest == "external":
         raise CompositionError("kvmeta.ingest: external needs a store that processes share")
     clock = SystemClock()
+    metrics = PrometheusMetrics()
     topology = build_topology(settings)
     threshold = settings.scheduler.threshold
+    fleet = Fleet(topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings))
+    foresight = _build_foresight(settings, fleet, clock)
+    engines = HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance)
+    index = _foresee(open_index(settings, clock), foresight)
     return Core(
         settings=settings,
         clock=clock,
-        metrics=PrometheusMetrics(),
+        metrics=metrics,
         catalog=build_catalog(loaded),
         connector=_choose_connector(settings),
-        fleet=Fleet(
-            topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings)
-        ),
+        fleet=fleet,
         links=LinkBoard(
             topology.links,
             clock=clock,
@@ -182,16 +206,32 @@ def _build_core(loaded: Loaded) -> Core:
             ),
             clock=clock,
         ),
-        index=MemoryIndex(
-            clock=clock.monotonic,
-            max_blocks_per_source=settings.kvmeta.max_blocks_per_source,
-            max_blocks_total=settings.kvmeta.max_blocks_total,
-        ),
+        index=index,
+        foresight=foresight,
+        truth=TruthWatch(metrics, index),
         tenants=TenantBook(build_tenants(settings), secret=secrets.token_bytes(32)),
         log=DecisionLog(),
-        engines=HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance),
+        engines=engines,
+        pools=PoolBook(fleet, build_pools(settings, engines, clock)),
         draining=asyncio.Event(),
     )
+
+
+def _build_foresight(settings: Settings, fleet: Fleet, clock: SystemClock) -> Foresight:
+    return Foresight(
+        fleet,
+        Speculation(clock=clock.monotonic, ttl_seconds=settings.kvmeta.speculative_ttl_seconds),
+        PromptHistory(
+            clock=clock.monotonic,
+            ttl_seconds=settings.kvmeta.approximate_ttl_seconds,
+            max_blocks=settings.kvmeta.approximate_blocks,
+        ),
+    )
+
+
+def _foresee(index: MetadataIndex, foresight: Foresight) -> MetadataIndex:
+    """Let look-ups see guesses where there are no events, and what is being computed everywhere."""
+    return SpeculativeIndex(ApproximateIndex(index, foresight.history), foresight.speculation)
 
 
 def _choose_connector(settings: Settings) -> Connector:
@@ -243,6 +283,7 @@ def _build_routing(core: Core) -> Routing:
             model.name: core.connector.prefill_truncation(model.layout)
             for model in core.catalog.models
         },
+        pools=core.pools,
     )
 
 
@@ -324,6 +365,7 @@ def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRo
             operator=core.operator,
             catalog=core.catalog,
             index=core.index,
+            pools=core.pools,
             clock=core.clock,
             store="memory",
         ),
@@ -338,9 +380,9 @@ def _make_relay(core: Core, routing: Routing, routed: Routed) -> Relay:
     return Relay(
         client=core.engines,
         planner=RequestPlanner(routing, core.fleet, routed),
-        ledger=RequestLedger(core.fleet, core.links, routed),
+        ledger=RequestLedger(core.fleet, core.links, routed, core.foresight),
         hook=ObservedCourse(
-            core.metrics,
+            core.truth,
             core.clock,
             routed,
             truncation=core.connector.prefill_truncation(routed.ask.named.model.layout),

@@ -10,7 +10,7 @@ from typing import Protocol
 from kvmeta.errors import KvMetaError
 from kvmeta.hashing import prompt_blocks
 from kvmeta.index import MetadataIndex
-from kvmeta.types import PromptBlocks, SourceId
+from kvmeta.types import PromptBlocks
 from router.domain.decision import (
     Decision,
     NoRoute,
@@ -28,6 +28,7 @@ from router.service.bodies import ClientBody
 from router.service.counting import Counted, PromptCounter, estimate_tokens
 from router.service.decisions import DecisionLog, DecisionRecord
 from router.service.models import NamedModel
+from router.service.pools import PoolBook, raise_beliefs
 from router.service.snapshots import Beliefs, OperatingLengths, SnapshotBuilder, WhatIf
 from router.service.tenants import Tenant
 
@@ -62,13 +63,15 @@ class Supposition:
 class Routed:
     """A request with its decision, and what is needed to decide it again.
 
-    `record` is the latest word: planning again replaces it.
+    `record` is the latest word: planning again replaces it. `prompt` names the whole prompt's
+    blocks, None where its tokens are not all known.
     """
 
     ask: Ask
     request: RequestView
     beliefs: Beliefs
     record: DecisionRecord
+    prompt: PromptBlocks | None = None
 
     @property
     def decision(self) -> Decision:
@@ -80,6 +83,7 @@ class Routed:
 class _Considered:
     """A decision and what it was made from."""
 
+    prompt: PromptBlocks | None
     beliefs: Beliefs
     snapshot: Snapshot
     decision: Decision
@@ -123,8 +127,10 @@ class Routing:
         clock: Clock,
         rules: RoutingRules,
         truncation: Mapping[str, int],
+        pools: PoolBook,
     ) -> None:
         """`truncation` is by model name: the tokens that the connector cuts off a prefill leg."""
+        self._pools = pools
         self._counter = counter
         self._index = index
         self._builder = builder
@@ -142,17 +148,21 @@ class Routing:
         """
         considered = await self._consider(ask, None)
         record = self._remember(ask.request_id, considered.snapshot, considered.decision)
-        return Routed(ask, considered.snapshot.request, considered.beliefs, record)
+        return Routed(
+            ask, considered.snapshot.request, considered.beliefs, record, considered.prompt
+        )
 
     async def _consider(self, ask: Ask, what_if: WhatIf | None) -> _Considered:
         """Count, look up and decide. Raises as `route`."""
         timed_out = False
         counted: Counted | None = None
+        prompt: PromptBlocks | None = None
         beliefs: Beliefs = {}
         try:
             async with asyncio.timeout(self._rules.decision_timeout or None):
                 counted = await self._counter.count(ask.body, ask.named)
-                beliefs = await self._believe(ask, counted)
+                prompt = self._name_blocks(ask, counted)
+                beliefs = await self._believe(ask, counted, prompt)
         except TimeoutError:
             timed_out = True
         if counted is None:
@@ -165,7 +175,7 @@ class Routing:
         )
         if isinstance(decision, NoRoute):
             raise NobodyAlive(f"no live instance can decode {ask.named.asked!r} now")
-        return _Considered(beliefs, snapshot, decision)
+        return _Considered(prompt, beliefs, snapshot, decision)
 
     def replan_local(
         self, routed: Routed, reason: Reason, excluded: frozenset[str]
@@ -213,22 +223,34 @@ class Routing:
             raise NobodyAlive(f"no live instance can decode {supposition.named.asked!r} now")
         return DecisionRecord(request_id, self._clock.now(), snapshot, decision)
 
-    async def _believe(self, ask: Ask, counted: Counted) -> Beliefs:
-        """Ask the index within its own budget; over it, or without ids, all is unknown."""
+    def _name_blocks(self, ask: Ask, counted: Counted) -> PromptBlocks | None:
+        """Name the prompt's blocks; None without ids."""
         if counted.ids is None:
-            return {}
+            return None
         model = ask.named.model
         limit = counted.total - 1 - self._truncation.get(model.name, 0)
         try:
-            prompt = prompt_blocks(
+            return prompt_blocks(
                 model.layout, counted.ids, lora=ask.named.lora, salt=ask.salt, limit=limit
             )
         except KvMetaError:
             # Ids that no vocabulary has: the engine will say so in its own words.
-            return {}
-        return await self._look_up(prompt, self._builder.sources(model))
+            return None
 
-    async def _look_up(self, prompt: PromptBlocks, sources: list[SourceId]) -> Beliefs:
+    async def _believe(self, ask: Ask, counted: Counted, prompt: PromptBlocks | None) -> Beliefs:
+        """Ask the pools and the index; without ids all is unknown.
+
+        The index last: it changes with every decision, and is the fresher the later it is asked.
+        """
+        if prompt is None or counted.ids is None:
+            return {}
+        pooled = await self._pools.look_up(ask.named, counted.ids, ask.salt)
+        beliefs = await self._look_up(ask.named, prompt)
+        return raise_beliefs(beliefs, pooled, prompt, ask.named.model.layout)
+
+    async def _look_up(self, named: NamedModel, prompt: PromptBlocks) -> Beliefs:
+        """Ask the index within its own budget; over it all is unknown."""
+        sources = self._builder.sources(named.model)
         started = self._clock.monotonic()
         timed_out = False
         try:

@@ -15,6 +15,7 @@ from router.service.fleet import Fleet, Member
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog, ServedModel
 from router.service.operator import Operator, OverrideOrder, PairScope
+from router.service.pools import PoolBook
 
 
 class StateReport:
@@ -28,6 +29,7 @@ class StateReport:
         operator: Operator,
         catalog: ModelCatalog,
         index: MetadataIndex,
+        pools: PoolBook,
         clock: Clock,
         store: str,
     ) -> None:
@@ -37,6 +39,7 @@ class StateReport:
         self._operator = operator
         self._catalog = catalog
         self._index = index
+        self._pools = pools
         self._clock = clock
         self._store = store
 
@@ -54,7 +57,22 @@ class StateReport:
             "thresholds": self.pair_thresholds(),
             "overrides": [self.override(order) for order in self._operator.overrides],
             "index": {"sources": [source(report) for report in await self._index.describe()]},
+            "pools": self.pools(),
         }
+
+    def pools(self) -> list[Document]:
+        """Return how every shared pool does; null where none was asked yet."""
+        return [
+            {
+                "cluster": cluster,
+                "model": model,
+                "answering": status.answering,
+                "age_seconds": None
+                if status.answered_at is None
+                else self._age(status.answered_at),
+            }
+            for (cluster, model), status in self._pools.statuses.items()
+        ]
 
     def instances(self) -> list[Document]:
         """Return every instance."""
