@@ -35,7 +35,10 @@ from router.service.tenants import Tenant
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One client's request, ready to be decided. `salt` is the cache salt that engines will get."""
+    """One client's request, ready to be decided. `salt` is the cache salt that engines will get.
+
+    `only` names the one instance that can serve it, since it holds what the request speaks of.
+    """
 
     request_id: str
     tenant: Tenant
@@ -43,6 +46,7 @@ class Ask:
     body: ClientBody
     salt: str | None
     home: str | None = None
+    only: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ class Routing:
             guess = estimate_tokens(ask.body, ask.named.model.bytes_per_token)
             counted = Counted(guess, TokenSource.ESTIMATE)
         request = _view_request(ask, counted)
-        snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
+        snapshot = self._build(ask, request, beliefs, what_if)
         decision = (
             decide_local(snapshot, Reason.DECISION_TIMEOUT) if timed_out else decide(snapshot)
         )
@@ -259,7 +263,17 @@ class Routing:
             self._hook.looked_up(self._clock.monotonic() - started, timed_out=timed_out)
 
     def _rebuild(self, routed: Routed) -> Snapshot:
-        return self._builder.build(routed.ask.named.model, routed.request, routed.beliefs)
+        return self._build(routed.ask, routed.request, routed.beliefs)
+
+    def _build(
+        self, ask: Ask, request: RequestView, beliefs: Beliefs, what_if: WhatIf | None = None
+    ) -> Snapshot:
+        """Take the snapshot for a request; where only one instance will do the others are away."""
+        snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
+        if ask.only is None:
+            return snapshot
+        names = {view.name for cluster in snapshot.clusters for view in cluster.instances}
+        return without(snapshot, frozenset(names - {ask.only}))
 
     def _amend(self, routed: Routed, decision: Decision | NoRoute) -> Decision | NoRoute:
         if isinstance(decision, Decision):
