@@ -26,6 +26,7 @@ from router.compose.models import (
     layouts_by_instance,
     load_tokenizers,
 )
+from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
 from router.domain.errors import NotFound
@@ -41,10 +42,12 @@ from router.gateway.front import (
 )
 from router.gateway.openai import OpenAiRules, OpenAiSurface
 from router.ports import Timeouts
+from router.service.admission import Admission
 from router.service.connectors import Connector, find_connector, third_party_connectors
 from router.service.counting import EngineCounter, PromptCounter
 from router.service.decisions import DecisionLog
 from router.service.fleet import Fleet, FleetRules
+from router.service.limits import MemoryLimits
 from router.service.links import LinkBoard
 from router.service.membership import Membership
 from router.service.models import ModelCatalog
@@ -58,6 +61,7 @@ from router.service.routing import Routed, Routing, RoutingRules
 from router.service.snapshots import OperatingLengths, PolicyRules, SnapshotBuilder
 from router.service.state import StateReport
 from router.service.tenants import TenantBook
+from router.service.visits import Visits
 from router.settings import Loaded, Settings, build_topology, parse_instance
 
 
@@ -75,6 +79,7 @@ class Core:
     operator: Operator
     index: MemoryIndex
     tenants: TenantBook
+    admission: Admission
     log: DecisionLog
     engines: HttpEngineClient
     draining: asyncio.Event
@@ -141,7 +146,17 @@ def build_gateway(loaded: Loaded) -> Gateway:
     )
     feed = IngestFeed(ingest, layouts_by_instance(settings))
     membership = Membership(core.fleet, feed)
-    core.metrics.watch(LiveState(core.fleet, core.links, core.operator, core.catalog, core.clock))
+    core.metrics.watch(
+        LiveState(
+            core.fleet,
+            core.links,
+            core.operator,
+            core.catalog,
+            core.clock,
+            core.admission,
+            core.tenants,
+        )
+    )
     application, admin = _build_applications(core, routing, membership)
     return Gateway(application, admin, core, feed, ingest, membership)
 
@@ -155,15 +170,15 @@ def _build_core(loaded: Loaded) -> Core:
     clock = SystemClock()
     topology = build_topology(settings)
     threshold = settings.scheduler.threshold
+    metrics, catalog = PrometheusMetrics(), build_catalog(loaded)
+    fleet = Fleet(topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings))
     return Core(
         settings=settings,
         clock=clock,
-        metrics=PrometheusMetrics(),
-        catalog=build_catalog(loaded),
+        metrics=metrics,
+        catalog=catalog,
         connector=_choose_connector(settings),
-        fleet=Fleet(
-            topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings)
-        ),
+        fleet=fleet,
         links=LinkBoard(
             topology.links,
             clock=clock,
@@ -186,9 +201,29 @@ def _build_core(loaded: Loaded) -> Core:
             max_blocks_total=settings.kvmeta.max_blocks_total,
         ),
         tenants=TenantBook(build_tenants(settings), secret=secrets.token_bytes(32)),
+        admission=_build_admission(settings, fleet, catalog, clock, metrics),
         log=DecisionLog(),
         engines=HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance),
         draining=asyncio.Event(),
+    )
+
+
+def _build_admission(
+    settings: Settings,
+    fleet: Fleet,
+    catalog: ModelCatalog,
+    clock: SystemClock,
+    metrics: PrometheusMetrics,
+) -> Admission:
+    timeout = settings.admission.queue_timeout_seconds
+    return Admission(
+        fleet,
+        {model.name: model.decode_slots for model in catalog.models},
+        clock=clock,
+        hook=metrics,
+        # Half of the time for priorities, half for everybody: nobody times out for them alone.
+        rules=AdmissionRules(settings.admission.queue_size, patience=timeout / 2),
+        timeout=timeout,
     )
 
 
@@ -260,6 +295,7 @@ def _build_applications(
         routing=routing,
         make_relay=lambda routed: _make_relay(core, routing, routed),
         tenants=core.tenants,
+        visits=Visits(MemoryLimits(core.clock), core.admission, core.clock),
         catalog=core.catalog,
         hook=core.metrics,
         clock=core.clock,
@@ -305,6 +341,8 @@ def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRo
             operator=core.operator,
             catalog=core.catalog,
             index=core.index,
+            admission=core.admission,
+            tenants=core.tenants,
             clock=core.clock,
             store="memory",
         ),

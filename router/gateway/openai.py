@@ -12,6 +12,7 @@ from router.domain.errors import ClientGone, RouterError, UpstreamError
 from router.domain.units import Tokens
 from router.gateway.access import Outcome, RequestHook, log_request
 from router.gateway.errors import error_response
+from router.gateway.rate_headers import rate_headers
 from router.gateway.requests import (
     Receive,
     Scope,
@@ -22,7 +23,7 @@ from router.gateway.requests import (
     unless_gone,
 )
 from router.ports import Clock
-from router.service.bodies import BodyKind
+from router.service.bodies import BodyKind, ClientBody
 from router.service.bodies import read_body as parse_body
 from router.service.models import ModelCatalog
 from router.service.relay import Relay
@@ -30,6 +31,7 @@ from router.service.relay_ports import RelayRequest
 from router.service.relayed import RelayedResponse
 from router.service.routing import Ask, Routed, Routing
 from router.service.tenants import Tenant, TenantBook
+from router.service.visits import Visit, Visits
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,6 +43,12 @@ RELAYED_PATHS = {
 
 _CLIENT_CLOSED = 499
 """How logs and metrics tell of a client that left (nginx's code); nobody is answered with it."""
+
+_LAST = 100
+"""The last priority that counts: more are the same, so that they cannot be without number."""
+
+_LONGEST_INTEGER = 20
+"""Characters of a signed integer of 64 bits, which is what vLLM takes for a priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,7 @@ class OpenAiSurface:
         routing: Routing,
         make_relay: RelayMaker,
         tenants: TenantBook,
+        visits: Visits,
         catalog: ModelCatalog,
         hook: RequestHook,
         clock: Clock,
@@ -78,6 +87,7 @@ class OpenAiSurface:
         self.routing = routing
         self.make_relay = make_relay
         self.tenants = tenants
+        self.visits = visits
         self.catalog = catalog
         self.hook = hook
         self.clock = clock
@@ -106,8 +116,10 @@ class Endpoint:
         try:
             tenant = surface.tenants.authenticate(header(scope, b"authorization"))
             outcome.tenant = tenant.name
-            raw = await read_body(scope, receive, surface.rules.max_body_bytes)
-            await unless_gone(receive, self._serve(scope, raw, tenant, answer))
+            answer.visit = surface.visits.open(tenant)
+            async with answer.visit as visit:
+                raw = await read_body(scope, receive, surface.rules.max_body_bytes)
+                await unless_gone(receive, self._serve(scope, raw, visit, answer))
         except ClientGone:
             outcome.status = outcome.status or _CLIENT_CLOSED
             outcome.error = "client_gone"
@@ -121,10 +133,10 @@ class Endpoint:
             surface.hook.request_finished(outcome.decision, outcome.status, elapsed)
             log_request(outcome, elapsed)
 
-    async def _serve(self, scope: Scope, raw: bytes, tenant: Tenant, answer: Answering) -> None:
+    async def _serve(self, scope: Scope, raw: bytes, visit: Visit, answer: Answering) -> None:
         """Decide and relay, and pass the answer on."""
         surface, outcome = self._surface, answer.outcome
-        routed = await surface.routing.route(self._read(scope, raw, tenant, outcome))
+        routed = await surface.routing.route(self._read(scope, raw, visit.tenant, outcome), visit)
         outcome.total_tokens = routed.request.total_tokens
         outcome.decision = routed.decision
         request = RelayRequest(
@@ -153,13 +165,40 @@ class Endpoint:
         salt = surface.tenants.cache_salt(tenant, body.cache_salt)
         if salt != body.cache_salt and salt is not None:
             body = body.with_salt(salt)
-        return Ask(outcome.request_id, tenant, named, body, salt, self._choose_home(scope, tenant))
+        return Ask(
+            request_id=outcome.request_id,
+            tenant=tenant,
+            named=named,
+            body=body,
+            salt=salt,
+            home=self._choose_home(scope, tenant),
+            priority=choose_priority(scope, body, tenant),
+        )
 
     def _choose_home(self, scope: Scope, tenant: Tenant) -> str | None:
         """Return the home that the request names, where its tenant may and it exists."""
         asked = header(scope, b"x-prfaas-home") if tenant.may_choose_home else None
         name = "" if asked is None else asked.decode("latin-1")
         return name if name in self._surface.rules.homes else tenant.home
+
+
+def choose_priority(scope: Scope, body: ClientBody, tenant: Tenant) -> int:
+    """Return a request's priority in the queue: lower goes first, as in vLLM.
+
+    `x-prfaas-priority`, else the body's `priority`, counts where the tenant may choose, and never
+    puts a request before its tenant's own. What is no integer is not the gateway's to judge.
+    """
+    if not tenant.may_choose_priority:
+        return tenant.priority
+    asked = header(scope, b"x-prfaas-priority")
+    if asked is None and "priority" in body.fields:
+        asked = bytes(body.fields["priority"])
+    if asked is None or len(asked) > _LONGEST_INTEGER:
+        return tenant.priority
+    try:
+        return max(tenant.priority, min(int(asked), _LAST))
+    except ValueError:
+        return tenant.priority
 
 
 class Answering:
@@ -170,6 +209,7 @@ class Answering:
         self._expose_routing = expose_routing
         self._started = False
         self.outcome = outcome
+        self.visit: Visit | None = None
 
     async def pass_on(self, response: RelayedResponse) -> None:
         """Send an engine's answer, its pieces as they arrive.
@@ -205,6 +245,8 @@ class Answering:
         self._started = True
         self.outcome.status = status
         headers.append((b"x-request-id", self.outcome.request_id.encode("ascii")))
+        if self.visit is not None:
+            headers += rate_headers(self.visit.standings)
         if self._expose_routing and self.outcome.decision is not None:
             headers += routing_headers(self.outcome.decision, self.outcome.total_tokens or 0)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -6,7 +6,7 @@ The pure steps are in `router.control.health`; this module holds their state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -63,7 +63,8 @@ class PrefillLeg:
 class Member:
     """One instance and everything that changes about it.
 
-    `decodes_due` counts the prefills elsewhere that will be decoded here.
+    `decodes_due` counts the prefills elsewhere that will be decoded here. `peak` is the most legs
+    of ours that ran there since the last reading, `others` what that reading told beyond them.
     """
 
     instance: Instance
@@ -76,6 +77,8 @@ class Member:
     decodes_due: int = 0
     busy_until: Seconds = 0.0
     transitions: int = 0
+    peak: int = 0
+    others: int = 0
 
     @property
     def inflight(self) -> int:
@@ -103,6 +106,15 @@ class Fleet:
         self._members = {instance.name: Member(instance) for instance in instances}
         self._clock = clock
         self.rules = rules or FleetRules()
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` after each change of who is there, lives, or is told to be busy."""
+        self._watchers.append(watcher)
+
+    def _changed(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def __repr__(self) -> str:
         alive = sum(self.is_ready(member) for member in self._members.values())
@@ -143,12 +155,14 @@ class Fleet:
         if instance.cluster not in self._clusters:
             raise NotFound(f"no cluster {instance.cluster!r}")
         member = self._members[instance.name] = Member(instance)
+        self._changed()
         return member
 
     def remove(self, name: str) -> Instance:
         """Forget an instance; legs in flight there run to their end. Raises NotFound."""
         instance = self.member(name).instance
         del self._members[name]
+        self._changed()
         return instance
 
     def is_ready(self, member: Member) -> bool:
@@ -174,6 +188,9 @@ class Fleet:
             member.transitions += 1
         if reading is not None:
             member.reading = reading
+            member.others = max(0, reading.running + reading.waiting - member.peak)
+            member.peak = member.inflight
+        self._changed()
 
     def record_success(self, name: str) -> None:
         """An engine answered as it should, or blamed the client."""
@@ -188,6 +205,7 @@ class Fleet:
             member.breaker = step_failed(
                 member.breaker, self._clock.monotonic(), self.rules.breaker
             )
+            self._changed()
 
     @contextmanager
     def prefill_leg(self, name: str, expected: Seconds) -> Iterator[None]:
@@ -199,6 +217,7 @@ class Fleet:
         now = self._clock.monotonic()
         leg = PrefillLeg(now, expected)
         member.prefills.append(leg)
+        member.peak = max(member.peak, member.inflight)
         member.busy_until = max(now, member.busy_until) + expected
         member.breaker = step_dispatched(member.breaker, now, self.rules.breaker)
         try:
@@ -236,6 +255,7 @@ class Fleet:
             yield
             return
         member.decodes += 1
+        member.peak = max(member.peak, member.inflight)
         member.breaker = step_dispatched(
             member.breaker, self._clock.monotonic(), self.rules.breaker
         )
@@ -260,6 +280,14 @@ class Fleet:
             return None
         return reading.waiting + sum(leg.sent_at > reading.at for leg in member.prefills)
 
+    def others_running(self, member: Member) -> int:
+        """Return how many requests that are not ours run or wait there; 0 when nobody knows.
+
+        Legs that ended just before the scrape may still be in it: the most that we had since the
+        one before is taken as ours, so that a slot of ours is never taken for somebody else's.
+        """
+        return member.others if self.fresh_reading(member) is not None else 0
+
     def ahead_seconds(self, member: Member, mean_prefill: Seconds) -> Seconds:
         """Return the prefill time queued there: ours as expected, others' at the mean.
 
@@ -276,6 +304,7 @@ class Fleet:
         """Activate, drain or disable an instance. Raises NotFound."""
         member = self.member(name)
         member.state = state
+        self._changed()
         return member
 
     def set_role(self, name: str, role: Role) -> Member:
@@ -288,4 +317,5 @@ class Fleet:
         if cluster.kind is ClusterKind.PRFAAS and role is not Role.PREFILL:
             raise Conflict(f"instances of prfaas cluster {cluster.name!r} only prefill")
         member.instance = replace(member.instance, role=role)
+        self._changed()
         return member

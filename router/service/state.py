@@ -10,11 +10,13 @@ from router.control.links import LinkState, is_up, usable_bandwidth, utilization
 from router.domain.topology import ClusterKind
 from router.domain.units import Seconds, to_gbps
 from router.ports import Clock
+from router.service.admission import Admission
 from router.service.decisions import Document
 from router.service.fleet import Fleet, Member
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog, ServedModel
 from router.service.operator import Operator, OverrideOrder, PairScope
+from router.service.tenants import TenantBook
 
 
 class StateReport:
@@ -28,6 +30,8 @@ class StateReport:
         operator: Operator,
         catalog: ModelCatalog,
         index: MetadataIndex,
+        admission: Admission,
+        tenants: TenantBook,
         clock: Clock,
         store: str,
     ) -> None:
@@ -37,6 +41,8 @@ class StateReport:
         self._operator = operator
         self._catalog = catalog
         self._index = index
+        self._admission = admission
+        self._tenants = tenants
         self._clock = clock
         self._store = store
 
@@ -52,6 +58,7 @@ class StateReport:
             "instances": self.instances(),
             "links": self.links(),
             "thresholds": self.pair_thresholds(),
+            "queue": self._admission.describe(self._tenants.names),
             "overrides": [self.override(order) for order in self._operator.overrides],
             "index": {"sources": [source(report) for report in await self._index.describe()]},
         }
@@ -78,6 +85,8 @@ class StateReport:
             "inflight": member.inflight,
             "prefills_inflight": len(member.prefills),
             "decodes_inflight": member.decodes,
+            "decode_slots_held": self._admission.held(instance.name),
+            "decode_slots_used": self._admission.used(member),
             "queue_depth": self._fleet.queue_depth(member),
             "running": fresh.running if fresh else None,
             "kv_usage": fresh.kv_usage if fresh else None,
