@@ -17,3 +17,15 @@ class PayloadError(KvMetaError, ValueError):
 
 class FrameError(KvMetaError, ValueError):
     """A ZeroMQ message whose frames are not those of a KV-event publisher."""
+
+
+class DiscoveryError(KvMetaError, ValueError):
+    """What an engine tells of its publishers cannot be read."""
+
+
+class LeaseLost(KvMetaError):
+    """A write for a source that another process may own by now."""
+
+
+class DirectoryError(KvMetaError, ValueError):
+    """What a pool's directory answers cannot be used."""

@@ -22,8 +22,9 @@ class BlockStored:
     empty in a placeholder, whose `block_size` is 0 as well.
 
     `extras[i]` is what else determines block i (`kvmeta.hashing.encode_extra`, empty for nothing);
-    None where the engine does not tell, which says nothing about salts either. `salt` and `lora`
-    name the namespace of a chain that starts here. `group` None is the full-attention group.
+    None where the engine does not tell, which says nothing about salts either unless one is named.
+    `salt` and `lora` name the namespace of a chain that starts here. `group` None is the
+    full-attention group.
     """
 
     labels: tuple[EngineLabel, ...]
@@ -79,13 +80,15 @@ class EventBatch:
 
     `timestamp` is the engine's wall clock in seconds since 1970. `rank` is the publisher's
     data-parallel rank where it tells. `faults` counts, by cause, the events that could not be read
-    and are missing from `events`.
+    and are missing from `events`. `digest` stands for the payload (`kvmeta.ingest.sequences`): an
+    index keeps the last one, so that ingest knows its publisher again after a restart of its own.
     """
 
     timestamp: float
     events: tuple[Event, ...]
     rank: int | None = None
     faults: Mapping[str, int] = field(default_factory=dict)
+    digest: bytes = field(default=b"", repr=False)
 
 
 def canonical_medium(name: str | None) -> str:

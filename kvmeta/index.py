@@ -46,6 +46,7 @@ class MetadataIndex(Protocol):
         nothing. An `AllBlocksCleared` empties the source and, since an empty cache is known to be
         empty, makes a partial one synced. A store that had to be refused (caps, a block size that
         does not fit the layout) or an event that could not be read makes a synced one partial.
+        `batch.digest` is kept with the number, so that `describe` tells where to go on.
         Cost: proportional to the blocks in the batch.
         """
         ...

@@ -109,6 +109,7 @@ class SourceLedger:
         self._groups: dict[int | None, _Group] = {}
         self._waiting = WaitingRoom(max_waiting)
         self._tells_extras = False
+        self._names_salts = False
         self._kept_silent = False
         self._unheld: list[EngineLabel] = []
         self._room = 0
@@ -127,7 +128,7 @@ class SourceLedger:
     @property
     def tells_salts(self) -> bool:
         """False once blocks were announced by an engine that never tells what salts them."""
-        return self._tells_extras or not self._kept_silent
+        return self._tells_extras or self._names_salts or not self._kept_silent
 
     @property
     def places(self) -> Iterable[Place]:
@@ -266,6 +267,10 @@ class SourceLedger:
         """
         if event.extras is not None:
             self._tells_extras = True
+            return True
+        if event.salt is not None:
+            # Salts are named by themselves; whatever has none is unsalted by that.
+            self._names_salts = True
             return True
         if event.medium != GPU:
             return False

@@ -132,7 +132,8 @@ class SourceReport:
     announced before what they hang on. `epoch` rises whenever everything it held is forgotten.
     `age_seconds` is the time since the source last proved that nothing was missed (an applied
     event or an answered replay probe), None if it never did. `next_sequence` is the sequence
-    number expected next. `errors` counts by cause and survives epochs.
+    number expected next, `last_digest` stands for the batch before it, None where nobody told.
+    `errors` counts by cause and survives epochs.
     """
 
     source: SourceId
@@ -143,3 +144,4 @@ class SourceReport:
     age_seconds: float | None
     errors: Mapping[str, int] = field(default_factory=dict)
     waiting: int = 0
+    last_digest: bytes | None = field(default=None, repr=False)

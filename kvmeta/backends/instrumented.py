@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from kvmeta.events import EventBatch
+from kvmeta.backends.forwarding import ForwardingIndex
 from kvmeta.index import MetadataIndex
-from kvmeta.types import (
-    CacheBelief,
-    CacheLayout,
-    PromptBlocks,
-    SourceId,
-    SourceReport,
-    SourceState,
-)
+from kvmeta.types import CacheBelief, PromptBlocks, SourceId
 
 
 class LookUpHook(Protocol):
@@ -25,7 +18,7 @@ class LookUpHook(Protocol):
         ...
 
 
-class InstrumentedIndex:
+class InstrumentedIndex(ForwardingIndex):
     """`kvmeta.index.MetadataIndex` that passes everything on and times `look_up`.
 
     A look-up that raises is told with every source unknown, and raises.
@@ -34,7 +27,7 @@ class InstrumentedIndex:
     def __init__(
         self, index: MetadataIndex, hook: LookUpHook, *, clock: Callable[[], float]
     ) -> None:
-        self._index = index
+        super().__init__(index)
         self._hook = hook
         self._clock = clock
 
@@ -50,37 +43,3 @@ class InstrumentedIndex:
             unknown = sum(1 for belief in beliefs.values() if belief.tokens is None)
             self._hook.looked_up(self._clock() - start, len(beliefs), unknown)
         return beliefs
-
-    async def register(
-        self, source: SourceId, layout: CacheLayout, *, max_age_seconds: float | None = None
-    ) -> None:
-        """Pass on."""
-        await self._index.register(source, layout, max_age_seconds=max_age_seconds)
-
-    async def begin_epoch(self, source: SourceId, state: SourceState) -> None:
-        """Pass on."""
-        await self._index.begin_epoch(source, state)
-
-    async def apply(self, source: SourceId, sequence: int, batch: EventBatch) -> bool:
-        """Pass on."""
-        return await self._index.apply(source, sequence, batch)
-
-    async def set_state(self, source: SourceId, state: SourceState) -> None:
-        """Pass on."""
-        await self._index.set_state(source, state)
-
-    async def touch(self, source: SourceId) -> None:
-        """Pass on."""
-        await self._index.touch(source)
-
-    async def count_error(self, source: SourceId, cause: str) -> None:
-        """Pass on."""
-        await self._index.count_error(source, cause)
-
-    async def remove_instance(self, instance: str) -> None:
-        """Pass on."""
-        await self._index.remove_instance(instance)
-
-    async def describe(self) -> Iterable[SourceReport]:
-        """Pass on."""
-        return await self._index.describe()

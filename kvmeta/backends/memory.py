@@ -57,6 +57,7 @@ class _Source:
     state: SourceState = SourceState.UNKNOWN
     epoch: int = 0
     next_sequence: int | None = None
+    last_digest: bytes | None = None
     proved_at: float | None = None
     slots: dict[Place, int] = field(default_factory=dict)
     plan: MatchPlan | None = None
@@ -124,6 +125,7 @@ class MemoryIndex:
         entry.epoch += 1
         entry.state = state
         entry.next_sequence = None
+        entry.last_digest = None
         entry.proved_at = None
 
     async def apply(self, source: SourceId, sequence: int, batch: EventBatch) -> bool:
@@ -135,6 +137,7 @@ class MemoryIndex:
         if entry is None or (entry.next_sequence is not None and sequence < entry.next_sequence):
             return False
         entry.next_sequence = sequence + 1
+        entry.last_digest = batch.digest or None
         entry.proved_at = self._clock()
         refused = 0
         for cleared, events in split_at_clears(batch.events):
@@ -246,6 +249,7 @@ class MemoryIndex:
                 age_seconds=None if entry.proved_at is None else now - entry.proved_at,
                 errors=dict(entry.errors),
                 waiting=entry.ledger.waiting,
+                last_digest=entry.last_digest,
             )
             for source, entry in self._sources.items()
         ]

@@ -9,6 +9,7 @@ Phases, and what each observation means in them:
 
     observation       LISTENING                      ATTACHING/FILLING/VERIFYING (a replay runs)
     Attached          forget; ask from 0             the same, abandoning the replay
+                      (resumed: verify)
     LiveMessage       next: apply · above: hold and  hold, in order of arrival
                       ask from the first missing ·
                       at or below the last live:
@@ -35,6 +36,10 @@ Phases, and what each observation means in them:
 A restart shows as a live number at or below the last live one. Number 0 then begins a synced epoch;
 any other means that its first messages were missed, so the machine attaches anew.
 
+An ingest that restarts, or takes a source over, goes on from what the index has: `resume` begins
+with its next number and the digest of the batch before, and the first attach verifies instead of
+forgetting. So nothing that the publisher's buffer has lost since is lost here.
+
 Without a replay endpoint nothing can be asked: the first live number tells synced (0) from partial,
 a gap begins a partial epoch, and a reconnection makes the source unknown until it speaks again.
 
@@ -45,7 +50,7 @@ The shell must drop what an abandoned replay still answers.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from kvmeta.types import SourceState
@@ -115,10 +120,14 @@ Observation = (
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply this message; the machine gives every number once an epoch, rising."""
+    """Apply this message; the machine gives every number once an epoch, rising.
+
+    `digest` stands for the payload, for `resume`.
+    """
 
     sequence: int
     payload: bytes
+    digest: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +168,8 @@ class SequenceState:
     number `next - 1`. `answered`: the open question got at least one answer; `first_due`: the
     latest request has not got its first. `must_verify`: nothing can be believed unless the running
     check passes. `reattach`: a replay failed where it
-    mattered; ask from 0 again at the next probe.
+    mattered; ask from 0 again at the next probe. `resuming`: what is known comes from an earlier
+    run, and the first attach is to prove it.
     """
 
     can_replay: bool
@@ -172,14 +182,28 @@ class SequenceState:
     first_due: bool = False
     must_verify: bool = False
     reattach: bool = False
+    resuming: bool = False
 
 
 Step = tuple[SequenceState, list[Action]]
 
 
+def resume(next_sequence: int, last_digest: bytes | None) -> SequenceState | None:
+    """Return the state of a machine that goes on where an earlier one stopped; None: it cannot.
+
+    `last_digest` stands for the batch before `next_sequence` (`Apply.digest`).
+    """
+    if next_sequence and not last_digest:
+        return None
+    recent = (last_digest,) if last_digest else ()
+    return SequenceState(can_replay=True, next=next_sequence, recent=recent, resuming=True)
+
+
 def step(state: SequenceState, observation: Observation) -> Step:
     """Return the state after `observation` and what to do, in order. Never raises."""
     match observation:
+        case Attached() if state.resuming:
+            return _verify(replace(state, resuming=False), required=True)
         case Attached():
             forgotten = SequenceState(can_replay=state.can_replay)
             actions: list[Action] = [BeginEpoch(SourceState.UNKNOWN)]
@@ -205,8 +229,9 @@ def _digest(payload: bytes) -> bytes:
 
 
 def _apply(state: SequenceState, sequence: int, payload: bytes) -> tuple[SequenceState, Apply]:
-    recent = (*state.recent, _digest(payload))[-RECENT:]
-    return replace(state, next=sequence + 1, recent=recent), Apply(sequence, payload)
+    digest = _digest(payload)
+    recent = (*state.recent, digest)[-RECENT:]
+    return replace(state, next=sequence + 1, recent=recent), Apply(sequence, payload, digest)
 
 
 def _begin(state: SequenceState) -> SequenceState:

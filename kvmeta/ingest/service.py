@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain, repeat
 
 import zmq.asyncio
@@ -30,6 +31,7 @@ from kvmeta.ingest.sequences import (
     ProbeDue,
     SequenceState,
     Touch,
+    resume,
     step,
 )
 from kvmeta.ingest.subscriber import ReplayObservation, SourceSpec, Subscription, replay
@@ -42,8 +44,15 @@ PROBE_INTERVAL_SECONDS = 5.0
 REPLAY_SILENCE_SECONDS = 5.0
 """Fifty times what an idle vLLM takes to serve a replay request."""
 
-INBOX_OBSERVATIONS = 1_024
+INBOX_OBSERVATIONS = 128
 """Beyond it the listener stops reading and ZeroMQ's own bounded queue takes over."""
+
+OBSERVATIONS_PER_TURN = 8
+"""About a millisecond of work, after which other tasks have their turn.
+
+Neither a queue that holds something nor an index in memory suspends a task: without turns a source
+that catches up on the 10,000 steps that vLLM keeps would hold the event loop for seconds.
+"""
 
 _LONG_SECONDS = 60.0
 """A task that lasted this long did not fail for the reason for which the one before it did."""
@@ -54,6 +63,19 @@ _LOG = logging.getLogger(__name__)
 def _pauses() -> Iterator[float]:
     """Seconds before a failed source is attached again."""
     return chain((0.5, 1.0, 2.0, 5.0, 10.0), repeat(30.0))
+
+
+class _Turns:
+    """A task's share of the event loop: `OBSERVATIONS_PER_TURN`, then the others."""
+
+    def __init__(self) -> None:
+        self._left = OBSERVATIONS_PER_TURN
+
+    async def take(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._left = OBSERVATIONS_PER_TURN
+            await asyncio.sleep(0)
 
 
 class KvIngest:
@@ -112,6 +134,10 @@ class KvIngest:
         self._specs[spec.source] = spec
         self._start(spec)
 
+    async def pause(self, source: SourceId) -> None:
+        """Stop following `source`; what the index holds of it stays, for who follows it next."""
+        await self._stop([source])
+
     async def remove(self, instance: str) -> None:
         """Stop following every source of `instance` and forget all that they held."""
         await self._stop([source for source in self._specs if source.instance == instance])
@@ -148,9 +174,13 @@ class KvIngest:
             await asyncio.sleep(next(pauses))
 
     async def _follow(self, spec: SourceSpec, context: zmq.asyncio.Context) -> None:
-        await self._index.begin_epoch(spec.source, SourceState.UNKNOWN)
+        state = await self._resume(spec)
+        if state is None:
+            state = SequenceState(can_replay=spec.replay_endpoint is not None)
+            await self._index.begin_epoch(spec.source, SourceState.UNKNOWN)
         follower = Follower(
             spec,
+            state,
             self._index,
             context,
             hook=self._hook,
@@ -160,6 +190,18 @@ class KvIngest:
         )
         await follower.run()
 
+    async def _resume(self, spec: SourceSpec) -> SequenceState | None:
+        """Return where the index says to go on; None where it says nothing, or nobody could check.
+
+        What it holds stands meanwhile, as old as it is.
+        """
+        if spec.replay_endpoint is None:
+            return None
+        for report in await self._index.describe():
+            if report.source == spec.source and report.next_sequence is not None:
+                return resume(report.next_sequence, report.last_digest)
+        return None
+
 
 class Follower:
     """The shell round one source's sequence machine: read, step, act."""
@@ -167,6 +209,7 @@ class Follower:
     def __init__(
         self,
         spec: SourceSpec,
+        state: SequenceState,
         index: MetadataIndex,
         context: zmq.asyncio.Context,
         *,
@@ -183,7 +226,7 @@ class Follower:
         self._wall_clock = wall_clock
         self._probe_interval_seconds = probe_interval_seconds
         self._replay_silence_seconds = replay_silence_seconds
-        self._state = SequenceState(can_replay=spec.replay_endpoint is not None)
+        self._state = state
         # (number of the replay that it belongs to, or None; what was observed)
         self._inbox: asyncio.Queue[tuple[int | None, Observation | FrameError]] = asyncio.Queue(
             INBOX_OBSERVATIONS
@@ -198,7 +241,9 @@ class Follower:
             if self._state.can_replay:
                 group.create_task(self._tick())
             attached = False
+            turns = _Turns()
             while True:
+                await turns.take()
                 asked, observation = await self._inbox.get()
                 if asked is not None and asked != self._replays_asked:
                     continue  # an answer to a question that was given up
@@ -244,7 +289,10 @@ class Follower:
         self._replay = group.create_task(self._run_replay(start, self._replays_asked))
 
     async def _run_replay(self, start: int, asked: int) -> None:
+        turns = _Turns()
+
         async def deliver(observation: ReplayObservation) -> None:
+            await turns.take()
             await self._inbox.put((asked, observation))
 
         assert self._spec.replay_endpoint is not None  # noqa: S101  # only then the machine asks
@@ -258,7 +306,7 @@ class Follower:
 
     async def _apply(self, action: Apply) -> None:
         try:
-            batch = decode_batch(action.payload)
+            batch = replace(decode_batch(action.payload), digest=action.digest)
         except PayloadError:
             # As good as lost, removals included: what was held before cannot be trusted.
             await self._count("undecodable_payload")

@@ -1,4 +1,4 @@
-"""vLLM's KV-event payloads -> `EventBatch`, for every shape since 0.10.
+"""vLLM's and SGLang's KV-event payloads -> `EventBatch`, for every shape since vLLM 0.10.
 
 The wire (vllm/distributed/kv_events.py): MessagePack of `[timestamp, events, rank]`, or a map of
 those names. Each event is a map tagged by `type` (0.24 and later) or an array led by its tag, whose
@@ -9,6 +9,13 @@ those that later versions add, are passed over.
                   lora_name, extra_keys, group_idx, kv_cache_spec_kind, kv_cache_spec_sliding_window
     BlockRemoved  tag, block_hashes, medium, group_idx
     AllBlocksCleared  tag
+
+SGLang (srt/disaggregation/kv_events.py) took over transport and names, and went its own way after
+the medium: arrays of 5 fields, later the medium, since 0.5.18 an eighth element
+`{"cache_salt": …, "session_id": …}` on events that have either, where vLLM has the adapter's name;
+last, maps with both as fields. Salted chains have other hashes there, so a label still names one
+block. What is not salted says nothing of salts: a source counts as telling them from its first
+salted event on, and is unknown to salted prompts before.
 
 An event that cannot be read costs itself alone and is counted by cause.
 """
@@ -165,6 +172,7 @@ def _decode_stored(fields: Mapping[object, object], *, told_by_position: bool) -
         kind=_kind(fields.get("kv_cache_spec_kind")),
         window=_window(fields.get("kv_cache_spec_sliding_window")),
         lora=lora,
+        salt=_named_salt(fields),
     )
     if not stored.is_dense or extra_keys is None:
         return stored
@@ -272,12 +280,23 @@ def _medium(fields: Mapping[object, object]) -> str:
     return f"REMOTE:{name}" if fields.get("locality") == "REMOTE" else name
 
 
+def _named_salt(fields: Mapping[object, object]) -> str | None:
+    """The cache salt where SGLang names it: in its own field, or in the map in the eighth place."""
+    metadata = fields.get("lora_name")
+    salt = fields.get("cache_salt")
+    if isinstance(metadata, dict):
+        salt = metadata.get("cache_salt")
+    if salt is None or isinstance(salt, str):
+        return salt
+    raise _Fault("cache_salt")
+
+
 def _lora(fields: Mapping[object, object]) -> str | None:
     """The adapter's name; one known by number only gets a name that no request can carry."""
     name = fields.get("lora_name")
     if isinstance(name, str):
         return name
-    if name is not None:
+    if name is not None and not isinstance(name, dict):  # a map is SGLang's metadata
         raise _Fault("lora_name")
     number = fields.get("lora_id")
     return None if number is None else f"\x00unnamed {number!r}"[:_MAX_NAME]

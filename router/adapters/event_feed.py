@@ -4,23 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvmeta.ingest.service import KvIngest
+from kvmeta.ingest.sharded import SourceFeed
 from kvmeta.ingest.subscriber import SourceSpec
 from kvmeta.types import CacheLayout, SourceId
-from router.domain.topology import Instance
+from router.adapters.event_discovery import EventDiscovery
+from router.domain.topology import AUTO_EVENTS, Instance
 
 
 class IngestFeed:
-    """Implements `EventFeed` over `KvIngest`."""
+    """Implements `EventFeed` over an ingest: all of it here, or a shard's."""
 
-    def __init__(self, ingest: KvIngest, layout_of: Callable[[Instance], CacheLayout]) -> None:
-        """`layout_of` tells how the blocks of an instance's model are named and reused."""
+    def __init__(
+        self,
+        ingest: SourceFeed,
+        layout_of: Callable[[Instance], CacheLayout],
+        discovery: EventDiscovery,
+    ) -> None:
+        """`layout_of` tells how the blocks of an instance's model are named and reused.
+
+        `discovery` finds the sources of instances whose endpoints are not configured.
+        """
         self._ingest = ingest
         self._layout_of = layout_of
+        self._discovery = discovery
 
     async def follow(self, instance: Instance) -> None:
         """Start to ingest every rank of an instance; does nothing for one without events."""
         if instance.kv_events is None:
+            return
+        if instance.kv_events == AUTO_EVENTS:
+            self._discovery.follow(instance)
             return
         for rank in range(instance.ranks):
             await self._ingest.add(
@@ -36,6 +49,7 @@ class IngestFeed:
 
     async def forget(self, instance: str) -> None:
         """Stop, and drop all that the index holds of an instance."""
+        self._discovery.forget(instance)
         await self._ingest.remove(instance)
 
 

@@ -22,7 +22,7 @@ from router.control.links import (
     usable_bandwidth,
     utilization,
 )
-from router.domain.decision import Decision, Placement, Route
+from router.domain.decision import Decision, Placement, Route, TokenSource
 from router.domain.topology import ClusterKind
 from router.domain.units import Bytes, Seconds
 from router.ports import Clock
@@ -88,6 +88,9 @@ class PrometheusMetrics:
             "uncached_tokens", "Tokens compared with t", _TOKEN_BUCKETS, ("route",)
         )
         self._prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of decided requests")
+        self._estimated = counter(
+            "prompts_estimated_total", "Decided requests whose tokens nobody could list"
+        )
         self._cached_tokens = counter(
             "cached_tokens_total", "Prompt tokens believed cached where computed", ("cluster",)
         )
@@ -120,7 +123,8 @@ class PrometheusMetrics:
         )
         self._truth = counter(
             "index_truth_total",
-            "Beliefs compared with what the engine reported; over: believed more than was there",
+            "Beliefs compared with what the engine reported; over: believed more than was there,"
+            " missed: only guessed so",
             ("instance", "rank", "outcome"),
         )
         self._events = counter("index_events_total", "KV events applied", ("type",))
@@ -152,6 +156,8 @@ class PrometheusMetrics:
         self._decisions.labels(decision.route, decision.reason, decision.regime).inc()
         self._uncached.labels(decision.route).observe(decision.uncached_tokens)
         self._prompt_tokens.inc(total)
+        if record.snapshot.request.token_source is TokenSource.ESTIMATE:
+            self._estimated.inc()
         computing = decision.prefill or decision.decode
         self._cached_tokens.labels(computing.cluster).inc(total - decision.compute_uncached_tokens)
 
@@ -178,7 +184,9 @@ class PrometheusMetrics:
         believed, found = placement.cached_tokens, usage.cached_tokens
         if believed is None or found is None:
             return
-        outcome = "exact" if believed == found else "over" if believed > found else "under"
+        guessed = placement.cache_state is SourceState.APPROXIMATE
+        over = "missed" if guessed else "over"
+        outcome = "exact" if believed == found else over if believed > found else "under"
         rank = str(placement.rank or 0)
         self._truth.labels(placement.instance, rank, outcome).inc()
 
@@ -275,13 +283,19 @@ def _source_gauges(sources: Iterable[SourceReport]) -> Iterator[Metric]:
         "1 for the state a source is in: how far what is known of it may be trusted",
         labels=[*labels, "state"],
     )
+    ages = GaugeMetricFamily(
+        "prfaas_index_source_age_seconds",
+        "Since a source last proved that nothing was missed; absent where it never did",
+        labels=labels,
+    )
     for report in sources:
         name = [report.source.instance, str(report.source.rank)]
         blocks.add_metric(name, report.blocks)
+        if report.age_seconds is not None:
+            ages.add_metric(name, report.age_seconds)
         for state in SourceState:
             states.add_metric([*name, state], float(report.state is state))
-    yield blocks
-    yield states
+    yield from (blocks, states, ages)
 
 
 class _LiveGauges(Collector):

@@ -401,7 +401,9 @@ def instances_add(
     endpoint: Annotated[str | None, typer.Option("--endpoint", help="The engine's URL.")] = None,
     role: Annotated[Role | None, typer.Option(help="What it does for a request.")] = None,
     model: Annotated[str | None, typer.Option(help="The one model it serves.")] = None,
-    kv_events: Annotated[str | None, typer.Option(help="Where it publishes KV events.")] = None,
+    kv_events: Annotated[
+        str | None, typer.Option(help="Where it publishes KV events, or auto.")
+    ] = None,
     kv_replay: Annotated[str | None, typer.Option(help="Where it replays them.")] = None,
     url: UrlOption = None,
     key: KeyOption = None,

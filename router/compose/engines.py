@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from router.adapters.tokenizers import HfTokenizer, TokenizerLoadError
 from router.compose.models import CompositionError, build_profile
+from router.domain.topology import AUTO_EVENTS
 from router.settings import Loaded, Settings
 from router.settings.fleet import ClusterSettings, InstanceSettings
 from router.settings.serving import ModelSettings
@@ -105,7 +106,7 @@ def _build_engine(entry: InstanceSettings, cluster: ClusterSettings, loaded: Loa
         role=entry.role,
         port=urlsplit(entry.url).port or 80,
         events_port=_port_of(entry.kv_events),
-        replay_port=_port_of(entry.kv_replay),
+        replay_port=_port_of(AUTO_EVENTS if entry.kv_events == AUTO_EVENTS else entry.kv_replay),
         cache=_build_cache(model, engines.blocks, engines.seed),
         max_model_len=engines.max_model_len,
         max_concurrency=model.decode.max_concurrency,
@@ -131,4 +132,7 @@ def _build_cache(model: ModelSettings, blocks: int, seed: int) -> CacheSpec:
 
 
 def _port_of(endpoint: str | None) -> int | None:
+    """The port to bind; a free one where the gateway will ask for it."""
+    if endpoint == AUTO_EVENTS:
+        return 0
     return None if endpoint is None else int(endpoint.rpartition(":")[2])

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 import httpx
 
-from kvmeta.backends.memory import MemoryIndex
+from kvmeta.history import ApproximateIndex, PromptHistory
+from kvmeta.index import MetadataIndex
 from kvmeta.ingest.service import KvIngest
+from kvmeta.speculation import Speculation, SpeculativeIndex
 from router.adapters.clocks import SystemClock
 from router.adapters.engine_http import HttpEngineClient
+from router.adapters.event_discovery import EventDiscovery
 from router.adapters.event_feed import IngestFeed
 from router.adapters.metrics import LiveState, PrometheusMetrics
 from router.adapters.probes import HttpProbe
@@ -26,6 +29,8 @@ from router.compose.models import (
     layouts_by_instance,
     load_tokenizers,
 )
+from router.compose.pools import build_pools
+from router.compose.stores import open_index
 from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
@@ -47,6 +52,7 @@ from router.service.connectors import Connector, find_connector, third_party_con
 from router.service.counting import EngineCounter, PromptCounter
 from router.service.decisions import DecisionLog
 from router.service.fleet import Fleet, FleetRules
+from router.service.foresight import Foresight
 from router.service.limits import MemoryLimits
 from router.service.links import LinkBoard
 from router.service.membership import Membership
@@ -54,6 +60,7 @@ from router.service.models import ModelCatalog
 from router.service.observations import ObservedCourse
 from router.service.operator import Operator, ThresholdRules
 from router.service.plans import RequestLedger, RequestPlanner
+from router.service.pools import PoolBook
 from router.service.probing import Prober
 from router.service.relay import Relay
 from router.service.relay_ports import RelaySettings
@@ -61,6 +68,7 @@ from router.service.routing import Routed, Routing, RoutingRules
 from router.service.snapshots import OperatingLengths, PolicyRules, SnapshotBuilder
 from router.service.state import StateReport
 from router.service.tenants import TenantBook
+from router.service.truth import TruthWatch
 from router.service.visits import Visits
 from router.settings import Loaded, Settings, build_topology, parse_instance
 
@@ -77,7 +85,9 @@ class Core:
     fleet: Fleet
     links: LinkBoard
     operator: Operator
-    index: MemoryIndex
+    index: MetadataIndex
+    foresight: Foresight
+    truth: TruthWatch
     tenants: TenantBook
     admission: Admission
     log: DecisionLog
@@ -94,6 +104,7 @@ class Gateway:
     core: Core
     feed: IngestFeed
     ingest: KvIngest
+    discovery: EventDiscovery
     membership: Membership
 
     def start_draining(self) -> None:
@@ -124,7 +135,9 @@ class Gateway:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             background = [
                 tasks.create_task(self.ingest.run()),
+                tasks.create_task(self.discovery.run()),
                 tasks.create_task(prober.run()),
+                tasks.create_task(self.core.truth.run()),
             ]
             try:
                 yield
@@ -144,7 +157,16 @@ def build_gateway(loaded: Loaded) -> Gateway:
         max_age_seconds=settings.kvmeta.max_age_seconds,
         hook=core.metrics,
     )
-    feed = IngestFeed(ingest, layouts_by_instance(settings))
+    layout_of = layouts_by_instance(settings)
+    discovery = EventDiscovery(
+        core.engines,
+        ingest,
+        layout_of,
+        interval=settings.kvmeta.probe_interval_seconds,
+        timeout=settings.upstream.probe.timeout_seconds,
+        told_ranks=core.fleet.set_ranks,
+    )
+    feed = IngestFeed(ingest, layout_of, discovery)
     membership = Membership(core.fleet, feed)
     core.metrics.watch(
         LiveState(
@@ -158,20 +180,21 @@ def build_gateway(loaded: Loaded) -> Gateway:
         )
     )
     application, admin = _build_applications(core, routing, membership)
-    return Gateway(application, admin, core, feed, ingest, membership)
+    return Gateway(application, admin, core, feed, ingest, discovery, membership)
 
 
 def _build_core(loaded: Loaded) -> Core:
     settings = loaded.settings
-    if not settings.store.embedded:
-        raise CompositionError("store.url: this gateway keeps its state in memory:// only")
     if settings.kvmeta.ingest == "external":
         raise CompositionError("kvmeta.ingest: external needs a store that processes share")
     clock = SystemClock()
+    metrics = PrometheusMetrics()
     topology = build_topology(settings)
     threshold = settings.scheduler.threshold
-    metrics, catalog = PrometheusMetrics(), build_catalog(loaded)
+    catalog = build_catalog(loaded)
     fleet = Fleet(topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings))
+    foresight = _build_foresight(settings, fleet, clock)
+    index = _foresee(open_index(settings, clock), foresight)
     return Core(
         settings=settings,
         clock=clock,
@@ -195,11 +218,9 @@ def _build_core(loaded: Loaded) -> Core:
             ),
             clock=clock,
         ),
-        index=MemoryIndex(
-            clock=clock.monotonic,
-            max_blocks_per_source=settings.kvmeta.max_blocks_per_source,
-            max_blocks_total=settings.kvmeta.max_blocks_total,
-        ),
+        index=index,
+        foresight=foresight,
+        truth=TruthWatch(metrics, index),
         tenants=TenantBook(build_tenants(settings), secret=secrets.token_bytes(32)),
         admission=_build_admission(settings, fleet, catalog, clock, metrics),
         log=DecisionLog(),
@@ -225,6 +246,23 @@ def _build_admission(
         rules=AdmissionRules(settings.admission.queue_size, patience=timeout / 2),
         timeout=timeout,
     )
+
+
+def _build_foresight(settings: Settings, fleet: Fleet, clock: SystemClock) -> Foresight:
+    return Foresight(
+        fleet,
+        Speculation(clock=clock.monotonic, ttl_seconds=settings.kvmeta.speculative_ttl_seconds),
+        PromptHistory(
+            clock=clock.monotonic,
+            ttl_seconds=settings.kvmeta.approximate_ttl_seconds,
+            max_blocks=settings.kvmeta.approximate_blocks,
+        ),
+    )
+
+
+def _foresee(index: MetadataIndex, foresight: Foresight) -> MetadataIndex:
+    """Let look-ups see guesses where there are no events, and what is being computed everywhere."""
+    return SpeculativeIndex(ApproximateIndex(index, foresight.history), foresight.speculation)
 
 
 def _choose_connector(settings: Settings) -> Connector:
@@ -276,6 +314,7 @@ def _build_routing(core: Core) -> Routing:
             model.name: core.connector.prefill_truncation(model.layout)
             for model in core.catalog.models
         },
+        pools=PoolBook(core.fleet, build_pools(settings, core.engines, core.clock)),
     )
 
 
@@ -357,9 +396,9 @@ def _make_relay(core: Core, routing: Routing, routed: Routed) -> Relay:
     return Relay(
         client=core.engines,
         planner=RequestPlanner(routing, core.fleet, routed),
-        ledger=RequestLedger(core.fleet, core.links, routed),
+        ledger=RequestLedger(core.fleet, core.links, routed, core.foresight),
         hook=ObservedCourse(
-            core.metrics,
+            core.truth,
             core.clock,
             routed,
             truncation=core.connector.prefill_truncation(routed.ask.named.model.layout),

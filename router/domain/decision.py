@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvmeta.types import CacheBelief
+from kvmeta.types import CacheBelief, SourceState
 from router.domain.topology import ClusterKind, Role
 from router.domain.units import Bytes, BytesPerSecond, Seconds, Tokens
 
@@ -217,12 +217,13 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An instance chosen for a leg, and the prefix believed to be there (None unknown)."""
+    """An instance chosen for a leg; the prefix believed to be there (None unknown), and how far."""
 
     cluster: str
     instance: str
     cached_tokens: Tokens | None = None
     rank: int | None = None
+    cache_state: SourceState = SourceState.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from router.domain.units import BytesPerSecond, Seconds
 
+AUTO_EVENTS = "auto"
+"""In place of an endpoint: the engine is asked where it publishes."""
+
 
 class Role(StrEnum):
     """What an instance does for a request."""
@@ -41,7 +44,9 @@ class Instance:
     prefill and decode are paired only where it is equal. `revision` is that of its weights where
     it is the instance's own: its blocks are others than the model's. `ranks` is the number of
     data-parallel ranks behind the URL; rank r publishes its events on the endpoint's port + r, as
-    vLLM does.
+    vLLM does. `kv_events` is the first rank's endpoint, `AUTO_EVENTS` where the engine is to be
+    asked, None where it publishes none. `pool_member` is its server's name in its cluster's pool,
+    None where that is the instance's own.
     """
 
     name: str
@@ -57,6 +62,7 @@ class Instance:
     revision: str | None = None
     kv_events: str | None = None
     kv_replay: str | None = None
+    pool_member: str | None = None
 
     @property
     def can_prefill(self) -> bool:

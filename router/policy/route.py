@@ -396,4 +396,4 @@ def _beliefs(snapshot: Snapshot, home: _Home) -> tuple[tuple[str, CacheBelief], 
 
 
 def _place(view: InstanceView) -> Placement:
-    return Placement(view.cluster, view.name, view.belief.tokens, view.rank)
+    return Placement(view.cluster, view.name, view.belief.tokens, view.rank, view.belief.state)

@@ -307,6 +307,11 @@ class Fleet:
         self._changed()
         return member
 
+    def set_ranks(self, name: str, ranks: int) -> None:
+        """Note how many data-parallel ranks an instance says that it has; a removed one is gone."""
+        if (member := self._members.get(name)) is not None:
+            member.instance = replace(member.instance, ranks=ranks)
+
     def set_role(self, name: str, role: Role) -> Member:
         """Change what an instance is used for: it serves both roles, routing chooses.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from router.domain.decision import Decision, NoRoute, Placement, Reason
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind
 from router.domain.units import Bytes, Tokens
 from router.service.fleet import Fleet
+from router.service.foresight import Foresight
 from router.service.links import LinkBoard
 from router.service.models import NamedModel
 from router.service.relay_ports import Booking, FailureKind, Leg, Target
@@ -56,12 +57,19 @@ def _served_name(named: NamedModel, own: str | None) -> str:
 
 
 class RequestLedger:
-    """Counts this request's legs and bytes in the fleet and on the links."""
+    """Counts this request's legs and bytes in the fleet and on the links.
 
-    def __init__(self, fleet: Fleet, links: LinkBoard, routed: Routed) -> None:
+    What its legs compute is foreseen in the caches where they compute it.
+    """
+
+    def __init__(
+        self, fleet: Fleet, links: LinkBoard, routed: Routed, foresight: Foresight
+    ) -> None:
         self._fleet = fleet
         self._links = links
         self._routed = routed
+        self._foresight = foresight
+        self._computing: Placement | None = None
         self._kinds = {cluster.name: cluster.kind for cluster in fleet.clusters}
 
     def leg(
@@ -72,16 +80,27 @@ class RequestLedger:
             case Leg.PREFILL:
                 return self._prefill(placement, compute_tokens)
             case Leg.DECODE:
-                return self._fleet.decode_leg(placement.instance)
+                return self._decode(placement, compute_tokens)
 
     @contextmanager
     def _prefill(self, placement: Placement, compute_tokens: Tokens) -> Iterator[None]:
         kind = self._kinds.get(placement.cluster, ClusterKind.PD)
         expected = self._routed.ask.named.model.prefill_seconds(kind, compute_tokens)
+        self._computing = placement
         with (
             self._fleet.prefill_leg(placement.instance, expected),
             self._fleet.decode_due(self._routed.decision.decode.instance),
+            self._foresight.computing(placement, self._routed),
         ):
+            yield
+
+    @contextmanager
+    def _decode(self, placement: Placement, compute_tokens: Tokens) -> Iterator[None]:
+        with ExitStack() as held:
+            held.enter_context(self._fleet.decode_leg(placement.instance))
+            if compute_tokens:
+                self._computing = placement
+                held.enter_context(self._foresight.computing(placement, self._routed))
             yield
 
     def book(self, link: str, size: Bytes) -> Booking:
@@ -91,7 +110,12 @@ class RequestLedger:
     def succeeded(self, instance: str) -> None:
         """Note a finished call."""
         self._fleet.record_success(instance)
+        if self._computing is not None and self._computing.instance == instance:
+            self._foresight.computed(self._computing, self._routed)
+            self._computing = None
 
-    def failed(self, instance: str, kind: FailureKind) -> None:  # noqa: ARG002 - every kind counts alike
-        """Note a failed call."""
+    def failed(self, instance: str, kind: FailureKind) -> None:
+        """Note a failed call; every kind counts alike against the breaker."""
         self._fleet.record_failure(instance)
+        if kind is FailureKind.CONNECT:
+            self._foresight.lost(instance)

@@ -10,7 +10,7 @@ from typing import Protocol
 from kvmeta.errors import KvMetaError
 from kvmeta.hashing import prompt_blocks
 from kvmeta.index import MetadataIndex
-from kvmeta.types import PromptBlocks, SourceId
+from kvmeta.types import PromptBlocks
 from router.control.admission import Lane
 from router.domain.decision import (
     Decision,
@@ -29,6 +29,7 @@ from router.service.bodies import ClientBody
 from router.service.counting import Counted, PromptCounter, estimate_tokens
 from router.service.decisions import DecisionLog, DecisionRecord
 from router.service.models import NamedModel
+from router.service.pools import PoolBook, raise_beliefs
 from router.service.snapshots import Beliefs, OperatingLengths, SnapshotBuilder, WhatIf
 from router.service.tenants import Tenant
 from router.service.visits import Visit
@@ -64,7 +65,8 @@ class Supposition:
 class Routed:
     """A request with its decision, and what is needed to decide it again.
 
-    `record` is the latest word: planning again replaces it.
+    `record` is the latest word: planning again replaces it. `prompt` names the whole prompt's
+    blocks, None where its tokens are not all known.
     """
 
     ask: Ask
@@ -72,6 +74,7 @@ class Routed:
     beliefs: Beliefs
     record: DecisionRecord
     visit: Visit
+    prompt: PromptBlocks | None = None
 
     @property
     def decision(self) -> Decision:
@@ -91,6 +94,7 @@ class _Count:
 class _Considered:
     """A decision and what it was made from."""
 
+    prompt: PromptBlocks | None
     beliefs: Beliefs
     snapshot: Snapshot
     decision: Decision
@@ -134,8 +138,10 @@ class Routing:
         clock: Clock,
         rules: RoutingRules,
         truncation: Mapping[str, int],
+        pools: PoolBook,
     ) -> None:
         """`truncation` is by model name: the tokens that the connector cuts off a prefill leg."""
+        self._pools = pools
         self._counter = counter
         self._index = index
         self._builder = builder
@@ -156,7 +162,9 @@ class Routing:
         await visit.charge(count.counted.total)
         considered = await self._consider_admitted(ask, count, visit)
         record = self._remember(ask.request_id, considered.snapshot, considered.decision)
-        return Routed(ask, considered.snapshot.request, considered.beliefs, record, visit)
+        return Routed(
+            ask, considered.snapshot.request, considered.beliefs, record, visit, considered.prompt
+        )
 
     async def _consider_admitted(self, ask: Ask, count: _Count, visit: Visit) -> _Considered:
         """Look up and decide with a decode slot in hand.
@@ -170,7 +178,7 @@ class Routing:
                 return considered
 
     async def _look_and_decide(self, ask: Ask, count: _Count, visit: Visit) -> _Considered | None:
-        beliefs, late = await self._believe_in_time(ask, count)
+        prompt, beliefs, late = await self._believe_in_time(ask, count)
         model = ask.named.model
         snapshot = self._builder.build(model, _view_request(ask, count.counted), beliefs)
         roomy = without(snapshot, visit.full(model.name))
@@ -178,18 +186,18 @@ class Routing:
         if isinstance(decision, NoRoute):
             return None
         visit.settle(decision.decode.instance)
-        return _Considered(beliefs, roomy, decision)
+        return _Considered(prompt, beliefs, roomy, decision)
 
     async def _consider(self, ask: Ask, what_if: WhatIf) -> _Considered:
         """Count, look up and decide, without a slot. Raises NobodyAlive, BadRequest."""
         count = await self._count(ask)
-        beliefs, late = await self._believe_in_time(ask, count)
+        prompt, beliefs, late = await self._believe_in_time(ask, count)
         request = _view_request(ask, count.counted)
         snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
         decision = _decide(snapshot, late=late)
         if isinstance(decision, NoRoute):
             raise NobodyAlive(f"no live instance can decode {ask.named.asked!r} now")
-        return _Considered(beliefs, snapshot, decision)
+        return _Considered(prompt, beliefs, snapshot, decision)
 
     async def _count(self, ask: Ask) -> _Count:
         """Count the prompt within the decision's budget; over it the length is estimated."""
@@ -206,15 +214,18 @@ class Routing:
         left = self._rules.decision_timeout - spent
         return _Count(counted, left if left > 0 else None)
 
-    async def _believe_in_time(self, ask: Ask, count: _Count) -> tuple[Beliefs, bool]:
+    async def _believe_in_time(
+        self, ask: Ask, count: _Count
+    ) -> tuple[PromptBlocks | None, Beliefs, bool]:
         """Look up within what is left of the budget; True where it is used up."""
         if count.left is None:
-            return {}, True
+            return None, {}, True
+        prompt = self._name_blocks(ask, count.counted)
         try:
             async with asyncio.timeout(count.left or None):
-                return await self._believe(ask, count.counted), False
+                return prompt, await self._believe(ask, count.counted, prompt), False
         except TimeoutError:
-            return {}, True
+            return prompt, {}, True
 
     async def replan_local(
         self, routed: Routed, reason: Reason, excluded: frozenset[str]
@@ -285,22 +296,34 @@ class Routing:
             raise NobodyAlive(f"no live instance can decode {supposition.named.asked!r} now")
         return DecisionRecord(request_id, self._clock.now(), snapshot, decision)
 
-    async def _believe(self, ask: Ask, counted: Counted) -> Beliefs:
-        """Ask the index within its own budget; over it, or without ids, all is unknown."""
+    def _name_blocks(self, ask: Ask, counted: Counted) -> PromptBlocks | None:
+        """Name the prompt's blocks; None without ids."""
         if counted.ids is None:
-            return {}
+            return None
         model = ask.named.model
         limit = counted.total - 1 - self._truncation.get(model.name, 0)
         try:
-            prompt = prompt_blocks(
+            return prompt_blocks(
                 model.layout, counted.ids, lora=ask.named.lora, salt=ask.salt, limit=limit
             )
         except KvMetaError:
             # Ids that no vocabulary has: the engine will say so in its own words.
-            return {}
-        return await self._look_up(prompt, self._builder.sources(model))
+            return None
 
-    async def _look_up(self, prompt: PromptBlocks, sources: list[SourceId]) -> Beliefs:
+    async def _believe(self, ask: Ask, counted: Counted, prompt: PromptBlocks | None) -> Beliefs:
+        """Ask the pools and the index; without ids all is unknown.
+
+        The index last: it changes with every decision, and is the fresher the later it is asked.
+        """
+        if prompt is None or counted.ids is None:
+            return {}
+        pooled = await self._pools.look_up(ask.named, counted.ids, ask.salt)
+        beliefs = await self._look_up(ask.named, prompt)
+        return raise_beliefs(beliefs, pooled, prompt, ask.named.model.layout)
+
+    async def _look_up(self, named: NamedModel, prompt: PromptBlocks) -> Beliefs:
+        """Ask the index within its own budget; over it all is unknown."""
+        sources = self._builder.sources(named.model)
         started = self._clock.monotonic()
         timed_out = False
         try:

@@ -90,11 +90,11 @@ class SnapshotBuilder:
         self._lengths = lengths
 
     def sources(self, model: ServedModel) -> list[SourceId]:
-        """Return every source of KV events that could hold the model's blocks."""
+        """Return every source that could hold the model's blocks, with events or without."""
         return [
             SourceId(member.instance.name, rank)
             for member in self._fleet.members
-            if member.instance.model in (None, model.name) and member.instance.kv_events is not None
+            if member.instance.model in (None, model.name)
             for rank in range(member.instance.ranks)
         ]
 

@@ -33,6 +33,7 @@ def check_settings(settings: Settings) -> Iterator[Complaint]:
     yield from check_homes(settings)
     yield from check_connector(settings)
     yield from check_ports(settings)
+    yield from check_pools(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,17 @@ def check_ports(settings: Settings) -> Iterator[Complaint]:
     """Two listeners have two ports."""
     if settings.admin.port is not None and settings.admin.port == settings.server.port:
         yield ("admin", "port"), f"must be another port than server.port ({settings.server.port})"
+
+
+def check_pools(settings: Settings) -> Iterator[Complaint]:
+    """A pool answers within the time of a decision, or each prompt would go local for it."""
+    budget = settings.scheduler.decision_timeout_ms
+    for i, cluster in enumerate(settings.clusters):
+        if cluster.pool is not None and cluster.pool.timeout_ms >= budget:
+            yield (
+                ("clusters", i, "pool", "timeout_ms"),
+                f"must be less than scheduler.decision_timeout_ms ({budget:g})",
+            )
 
 
 def note_oddities(settings: Settings) -> Iterator[str]:

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from router.domain.topology import AUTO_EVENTS
 from router.settings.secrets import SECRET_SCHEMA, read_secret, surroundings_of
 
 
@@ -110,8 +111,14 @@ def check_zmq_endpoint(value: str) -> str:
     return value
 
 
+def check_events_endpoint(value: str) -> str:
+    """Accept an endpoint, or `auto`: the engine is asked for it."""
+    return value if value == AUTO_EVENTS else check_zmq_endpoint(value)
+
+
 HttpUrl = Annotated[str, AfterValidator(check_http_url)]
 ZmqEndpoint = Annotated[str, AfterValidator(check_zmq_endpoint)]
+EventsEndpoint = Annotated[str, AfterValidator(check_events_endpoint)]
 
 STORE_FORMS: Final = (
     "memory://",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from router.domain.topology import ClusterKind, Role
+from router.domain.topology import AUTO_EVENTS, ClusterKind, Role
 from router.settings.fields import (
+    EventsEndpoint,
     HttpUrl,
     ModelName,
     Name,
@@ -48,15 +49,24 @@ class InstanceSettings(Section):
     compatibility: Text | None = None
     """Prefill and decode are paired only where this is equal; left out, the revision. Set it where
     engine version or attention backend make KV incompatible."""
-    kv_events: ZmqEndpoint | None = None
-    """Where it publishes KV events; left out, what it caches is guessed from routed prompts."""
+    kv_events: EventsEndpoint | None = None
+    """Where it publishes KV events; `auto` asks the engine (`/kv_event_sources`, where vLLM tells
+    endpoints and ranks); left out, what it caches is guessed from routed prompts."""
     kv_replay: ZmqEndpoint | None = None
-    """Where it replays missed events; left out, a gap makes its index entry partial."""
+    """Where it replays missed events; left out, a gap makes its index entry partial. With
+    `kv_events: auto` the engine tells it."""
+
+    pool_member: Text | None = None
+    """`instance_id` of its LMCache server in the cluster's `pool`; left out, its own name."""
 
     @model_validator(mode="after")
     def _events_cohere(self) -> Self:
         if self.kv_replay is not None and self.kv_events is None:
             raise incoherent("kv_replay", "needs kv_events: there is nothing else to replay")
+        if self.kv_events == AUTO_EVENTS:
+            if self.kv_replay is not None:
+                raise incoherent("kv_replay", "must be left out: `kv_events: auto` finds it")
+            return self
         for field, endpoint in (("kv_events", self.kv_events), ("kv_replay", self.kv_replay)):
             if endpoint is not None and self.data_parallel_ranks > 1:
                 self._check_rank_ports(field, endpoint)
@@ -70,6 +80,31 @@ class InstanceSettings(Section):
             raise incoherent(field, f"port + rank exceeds 65535 (the last rank would use {last})")
 
 
+class PoolSettings(Section):
+    """A pool of KV that a cluster's instances share, asked beside the index."""
+
+    kind: Literal["lmcache"] = "lmcache"
+    """LMCache in its multi-process mode, with a coordinator that its servers report to
+    (`--coordinator-event-reporting`)."""
+    url: HttpUrl
+    """The coordinator, by default at port 9300."""
+    model_name: ModelName | None = None
+    """What the servers call the model; left out, the name engines know it by."""
+    chunk_size: PositiveCount = 256
+    """Tokens in a chunk: the servers' `--chunk-size`, 256 unless set."""
+    object_groups: PositiveCount = 1
+    """Groups that each chunk is stored in: more than one only with `--separate-object-groups`. What
+    a group lacks is not told, so the number must be right."""
+    tiers: Annotated[tuple[Literal["l1", "l2"], ...], Field(min_length=1)] = ("l1", "l2")
+    """Tiers that count: `l1` is memory, `l2` what lies behind it."""
+    peers: bool = False
+    """Whether the servers fetch from each other (`--p2p-advertise-url`): then what one of them has
+    counts for all."""
+    timeout_ms: PositiveDuration = 100
+    """Longest time to wait for an answer; then the pool has no say. Both ways carry the whole
+    prompt, 0.7 MB for 128K tokens."""
+
+
 class ClusterSettings(Section):
     """Instances on one fabric."""
 
@@ -79,6 +114,8 @@ class ClusterSettings(Section):
     """`pd` prefills and decodes; `prfaas` only prefills, behind a link."""
     instances: tuple[InstanceSettings, ...] = ()
     """Its engines; more can be added by the admin API."""
+    pool: PoolSettings | None = None
+    """What they share beside their own caches."""
 
 
 class LinkTelemetrySettings(Section):

@@ -64,6 +64,7 @@ def build_instance(entry: InstanceSettings, cluster: str, settings: Settings) ->
         revision=entry.revision,
         kv_events=entry.kv_events,
         kv_replay=entry.kv_replay,
+        pool_member=entry.pool_member,
     )
 
 

@@ -105,7 +105,8 @@ class SchedulerSettings(Section):
     half a minute on the example's H200, more than a local prefill takes."""
     decision_timeout_ms: PositiveDuration = 250
     """Longest time to decide; then local. Half of the shortest profiled prefill (0.44 s): waiting
-    longer would cost more than the best decision saves a short prompt."""
+    longer would cost more than the best decision saves a short prompt. An engine that counts 100K
+    tokens takes about as long: raise it for such prompts, or count in process (`tokenizer: hf`)."""
     signal_max_age_seconds: PositiveDuration = 10
     """Age at which a queue depth or load reading no longer counts: ten short periods."""
     link_budget_seconds: PositiveDuration = 5
@@ -142,6 +143,12 @@ class KvmetaSettings(Section):
     speculative_ttl_seconds: Duration = 2
     """How long a prefix just routed counts as present before the engine's events say so; 0
     switches it off. Events follow within a scheduler step."""
+    approximate_ttl_seconds: Duration = 120
+    """How long a prompt that was computed by an instance without `kv_events` counts as cached there
+    (`approximate`); 0 leaves such instances unknown. Dynamo's approximate indexer uses 120."""
+    approximate_blocks: PositiveCount = 16_384
+    """Most blocks guessed so of one source: a million tokens at 64 a block, about what one 80 GB
+    accelerator holds at 17 KB a token beside the weights."""
     probe_interval_seconds: PositiveDuration = 5
     """Time between two replay probes of an idle source, which prove that nothing was missed."""
     max_age_seconds: PositiveDuration = 30

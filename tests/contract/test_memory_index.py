@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 
@@ -43,6 +45,19 @@ class TestMemoryIndex(IndexSuite):
         await reader.attach(A)
         await reader.apply(A, Engine().stored(X))
         assert index._slots_made == 2
+
+    async def test_it_tells_where_to_go_on(self) -> None:
+        """The last number and the digest of its batch are told until the epoch ends."""
+        index = MemoryIndex(clock=FakeClock().monotonic)
+        reader = Reader(index, LAYOUT)
+        await reader.attach(A)
+        marked = replace(batch(Engine().stored(X)), digest=b"last")
+        assert await index.apply(A, 6, marked)
+        report = await reader.report(A)
+        assert (report.next_sequence, report.last_digest) == (7, b"last")
+        await index.begin_epoch(A, SourceState.UNKNOWN)
+        report = await reader.report(A)
+        assert (report.next_sequence, report.last_digest) == (None, None)
 
     async def test_sweeping_keeps_up_with_a_source_that_clears_for_ever(self) -> None:
         """Neither dead bits nor slots pile up under steady clears."""

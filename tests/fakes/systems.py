@@ -273,13 +273,15 @@ async def scripted_system(
     model: Mapping[str, Any] | None = None,
     entries: Mapping[str, Mapping[str, Any]] | None = None,
     names: str = "p0 d0 f0",
+    pools: Mapping[str, Document] | None = None,
     **changes: object,
 ) -> AsyncIterator[System]:
     """A gateway over scripted engines.
 
     `names` tell the engines by their first letter: p prefills and d decodes in `east`, f prefills
     in `west`, b does both in `east`. `entries` add to what the configuration says of them,
-    `model` to the model's; further keywords are laid over the configuration.
+    `model` to the model's, `pools` to the clusters'; further keywords are laid over the
+    configuration.
     """
     roles = {"p": "prefill", "d": "decode", "f": "prefill", "b": "both"}
     async with AsyncExitStack() as stack:
@@ -290,6 +292,8 @@ async def scripted_system(
             "east": {"name": "east", "kind": "pd", "instances": []},
             "west": {"name": "west", "kind": "prfaas", "instances": []},
         }
+        for name, shared in (pools or {}).items():
+            clusters[name]["pool"] = shared
         for name, engine in engines.items():
             entry = {"name": name, "url": engine.url, "role": roles[name[0]]}
             home = clusters["west" if name[0] == "f" else "east"]
@@ -309,11 +313,13 @@ async def standin_system(
     model: Mapping[str, Any] | None = None,
     names: str = "p0 d0 f0",
     time_scale: float = 100.0,
+    auto_events: bool = False,
     **changes: object,
 ) -> AsyncIterator[System]:
     """A gateway over stand-in engines with real caches, KV events and hand-offs.
 
-    `groups` are the KV groups of the model. When it begins every source of events is synced.
+    `groups` are the KV groups of the model; with `auto_events` the gateway asks the engines where
+    they publish. When it begins every source of events is synced.
     """
     roles = {"p": Role.PREFILL, "d": Role.DECODE, "f": Role.PREFILL, "b": Role.BOTH}
     specs = [standin(name, roles[name[0]], groups) for name in names.split()]
@@ -337,7 +343,9 @@ async def standin_system(
             {
                 "name": name,
                 "kind": "pd" if name == "east" else "prfaas",
-                "instances": [entry_of(host) for host in cluster.engines.values()],
+                "instances": [
+                    entry_of(host, auto_events=auto_events) for host in cluster.engines.values()
+                ],
             }
             for name, cluster in running.items()
         ]
@@ -367,15 +375,12 @@ def standin(name: str, role: Role, groups: tuple[GroupSpec, ...] = DENSE) -> Eng
     )
 
 
-def entry_of(host: EngineHost) -> Document:
+def entry_of(host: EngineHost, *, auto_events: bool = False) -> Document:
     """What a configuration says of a stand-in that runs."""
-    return {
-        "name": host.spec.name,
-        "url": host.url,
-        "role": host.spec.role.value,
-        "kv_events": host.events_endpoint,
-        "kv_replay": host.replay_endpoint,
-    }
+    entry = {"name": host.spec.name, "url": host.url, "role": host.spec.role.value}
+    if auto_events:
+        return entry | {"kv_events": "auto"}
+    return entry | {"kv_events": host.events_endpoint, "kv_replay": host.replay_endpoint}
 
 
 def describe_group(group: GroupSpec) -> Document:

@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from kvmeta.backends.memory import MemoryIndex
 from kvmeta.events import EventBatch
 from kvmeta.hashing import prompt_blocks
-from kvmeta.ingest.service import KvIngest
+from kvmeta.ingest.service import OBSERVATIONS_PER_TURN, KvIngest
 from kvmeta.ingest.subscriber import SourceSpec
 from kvmeta.types import CacheBelief, CacheLayout, SourceId, SourceReport, SourceState
 from tests.fakes.clocks import FakeClock
@@ -204,6 +205,19 @@ async def test_a_long_replay_arrives_whole() -> None:
         await scene.follow(engine)
         await scene.holds(0, 4_999)
         assert scene.index.applied == list(range(5_000))
+
+
+async def test_a_source_that_catches_up_lets_everybody_else_have_their_turns() -> None:
+    """Requests go on while thousands of batches come in: none waits for more than a few of them."""
+    async with KvPublisher() as engine, running() as scene:
+        await publish(engine, *range(3_000), lost=True)
+        await scene.follow(engine)
+        applied = [0]
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while applied[-1] < 3_000:
+                await asyncio.sleep(0)  # somebody else's turn
+                applied.append(len(scene.index.applied))
+        assert max(after - before for before, after in pairwise(applied)) <= OBSERVATIONS_PER_TURN
 
 
 async def test_a_late_attach_without_the_beginning_is_partial() -> None:

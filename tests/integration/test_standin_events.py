@@ -143,8 +143,14 @@ async def test_r42_live_and_replayed_batches_are_the_same() -> None:
         assert payloads[first:] == [payload for _, payload in live]
         assert len(await talk.ear.replay(sequence + 5)) == 1
         sources = (await talk.client.get(talk.host.url + "/kv_event_sources")).json()
-        assert sources["0"]["endpoint"] == talk.host.events_endpoint
-        assert sources["0"]["replay_endpoint"] == talk.host.replay_endpoint
+        assert sources["0"]["endpoint"] == wildcard(talk.host.events_endpoint)
+        assert sources["0"]["replay_endpoint"] == wildcard(talk.host.replay_endpoint)
+
+
+def wildcard(endpoint: str | None) -> str:
+    """How an engine that binds names its endpoint."""
+    assert endpoint is not None
+    return endpoint.replace("127.0.0.1", "*")
 
 
 async def test_stored_events_have_the_shape_of_a_real_engine() -> None:

@@ -24,6 +24,7 @@ from kvmeta.ingest.sequences import (
     ReplayFailed,
     SequenceState,
     Touch,
+    resume,
     step,
 )
 from kvmeta.types import SourceState
@@ -41,6 +42,7 @@ class World:
     state: SequenceState = field(default_factory=lambda: SequenceState(can_replay=True))
     trust: SourceState = SourceState.UNKNOWN
     applied: list[Message] = field(default_factory=list)
+    last_digest: bytes | None = None
     asked: int | None = None
     alive: bool = True
 
@@ -55,8 +57,10 @@ class World:
                 if self.applied:
                     assert action.sequence == self.applied[-1][0] + 1, "in order, without a hole"
                 self.applied.append((action.sequence, action.payload))
+                self.last_digest = action.digest
             case BeginEpoch():
                 self.applied.clear()
+                self.last_digest = None
                 self.trust = action.state
             case AskReplay():
                 self.asked = action.start
@@ -75,6 +79,21 @@ class World:
         self.life += 1
         self.published = []
         self.observe(Reconnected())
+
+    def come_back(self, *, published: int, restarted: bool) -> None:
+        """The ingest was away: another goes on from what was applied, messages have come since."""
+        if restarted:
+            self.life += 1
+            self.published = []
+        for _ in range(published):
+            number = len(self.published)
+            self.published.append((number, f"{self.life}:{number}".encode()))
+        self.asked = None
+        fresh = SequenceState(can_replay=True)
+        next_sequence = self.applied[-1][0] + 1 if self.applied else None
+        known = None if next_sequence is None else resume(next_sequence, self.last_digest)
+        self.state = known or fresh
+        self.observe(Attached())
 
     def serve(self, *, fails: bool, drop: int | None = None, until: int | None = None) -> None:
         """Serve the open replay request wholly, as one publisher thread does.
@@ -109,7 +128,10 @@ class World:
 
 
 MOVES = st.sampled_from(
-    ["deliver", "deliver", "deliver", "lose", "serve", "hole", "break", "fail", "probe", "restart"]
+    [
+        *("deliver", "deliver", "deliver", "lose", "serve", "hole", "break", "fail", "probe"),
+        *("restart", "away", "both away"),
+    ]
 )
 
 
@@ -133,8 +155,10 @@ def test_whatever_happens_the_epoch_is_one_process_in_order(
                 world.serve(fails=False, until=2)
             case "probe":
                 world.observe(ProbeDue())
-            case _:
+            case "restart":
                 world.restart()
+            case _:
+                world.come_back(published=3, restarted=move == "both away")
         lives = {payload.split(b":")[0] for _, payload in world.applied}
         assert len(lives) <= 1
         if world.trust is SourceState.SYNCED and world.applied:

@@ -403,6 +403,47 @@ def test_a_failed_remote_prefill_is_planned_again_without_the_dead() -> None:
     assert (decision.route, decision.reason) == (Route.LOCAL, Reason.REMOTE_PREFILL_FAILED)
 
 
+def test_a_local_decision_after_the_fact_tells_the_pairs_threshold() -> None:
+    """What was compared is shown, not the default of pairs without an order."""
+    pair = a_pair(threshold=ThresholdView(ThresholdMode.MANUAL, 7))
+    decision = decide_local(a_snapshot(pair=pair), Reason.DECISION_TIMEOUT)
+    assert isinstance(decision, Decision)
+    assert (decision.threshold, decision.uncached_tokens) == (7, 30_000)
+
+
+NORTH = "prfaas-north"
+
+
+def two_pairs(north: ThresholdView, west: ThresholdView) -> Snapshot:
+    """A snapshot with two PrfaaS clusters alike but for their thresholds."""
+    snapshot = a_snapshot(pair=a_pair(threshold=west))
+    view = an_instance("north-0", Role.PREFILL, cluster=NORTH)
+    return replace(
+        snapshot,
+        clusters=(*snapshot.clusters, ClusterView(NORTH, ClusterKind.PRFAAS, (view,))),
+        pairs=(*snapshot.pairs, a_pair(prfaas=NORTH, threshold=north)),
+    )
+
+
+def test_equal_pairs_are_chosen_by_name() -> None:
+    """Of two clusters that are equally good the one whose candidate's name comes first."""
+    t = ThresholdView(ThresholdMode.MANUAL, 100)
+    prefill = decided(two_pairs(t, t)).prefill
+    assert prefill is not None
+    assert prefill.instance == "north-0"
+
+
+def test_a_pair_that_is_off_takes_nothing() -> None:
+    """One pair's `off` leaves the other; both off are disabled."""
+    on, off = ThresholdView(ThresholdMode.MANUAL, 100), ThresholdView(ThresholdMode.OFF, 100)
+    prefill = decided(two_pairs(off, on)).prefill
+    assert prefill is not None
+    assert prefill.cluster == WEST
+    assert decided(two_pairs(off, off)).reason is Reason.DISABLED
+    forced = replace(two_pairs(off, on), override=OverrideView(Route.PRFAAS))
+    assert decided(forced).prefill == prefill
+
+
 def test_unknown_is_shown_for_a_cluster_without_a_candidate() -> None:
     """Every candidate cluster is named in the beliefs, an empty one as unknown."""
     beliefs = dict(decided(a_snapshot(west=())).cached)

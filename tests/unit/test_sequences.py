@@ -22,6 +22,7 @@ from kvmeta.ingest.sequences import (
     ReplayFailed,
     SequenceState,
     Touch,
+    resume,
     step,
 )
 from kvmeta.types import SourceState
@@ -70,6 +71,42 @@ def test_attach_asks_from_the_beginning_and_a_first_answer_of_zero_means_synced(
         apply(1),
         Touch(),
     ]
+
+
+def resumed(number: int, life: str = "first") -> SequenceState:
+    """A machine that goes on after number - 1 was applied by an earlier one."""
+    _, actions = run(live(number - 1, life), state=synced_to(number - 1))
+    (last,) = actions
+    assert isinstance(last, Apply)
+    state = resume(number, last.digest)
+    assert state is not None
+    return state
+
+
+def test_a_resumed_machine_forgets_nothing_of_the_same_process() -> None:
+    """The batch applied last is still what it was: only what came since is applied."""
+    _, actions = run(
+        Attached(), live(5), answer(2), answer(3), answer(4), ReplayEnd(), state=resumed(3)
+    )
+    assert actions == [AskReplay(2), apply(3), apply(4), Touch(), apply(5)]
+
+
+def test_a_resumed_machine_finds_another_process() -> None:
+    """Equal numbers, other payloads: forget, and learn the new stream from its beginning."""
+    _, actions = run(Attached(), answer(2, "second"), state=resumed(3))
+    assert actions == [AskReplay(2), Count("restart"), BeginEpoch(UNKNOWN), AskReplay(0)]
+
+
+def test_a_resumed_machine_believes_nothing_that_nobody_can_prove() -> None:
+    """The buffer has moved on past the last batch: what is held cannot be trusted."""
+    _, actions = run(Attached(), answer(7), ReplayEnd(), state=resumed(3))
+    assert actions[1:3] == [Count("lost"), BeginEpoch(PARTIAL)]
+
+
+def test_without_the_last_digest_nothing_is_resumed() -> None:
+    """A number alone does not tell one process from another; number 0 needs no proof."""
+    assert resume(3, None) is None
+    assert resume(0, None) is not None
 
 
 def test_attach_to_a_publisher_that_published_nothing_is_synced() -> None:

@@ -92,13 +92,16 @@ class EventPublisher:
             self._pub.send_multipart(frames, flags=zmq.NOBLOCK)
 
     def describe_source(self) -> dict[str, object]:
-        """Return this source's entry of `GET /kv_event_sources`."""
+        """Return this source's entry of `GET /kv_event_sources`.
+
+        A wildcard, as of an engine that binds; one with a host would say that it connects there.
+        """
         enabled = self._pub is not None
-        replay = f"tcp://{self._host}:{self.replay_port}" if self._router else None
+        replay = f"tcp://*:{self.replay_port}" if self._router else None
         return {
             "enable_kv_cache_events": enabled,
             "publisher": "zmq" if enabled else "null",
-            "endpoint": f"tcp://{self._host}:{self.events_port}" if enabled else None,
+            "endpoint": f"tcp://*:{self.events_port}" if enabled else None,
             "replay_endpoint": replay,
             "buffer_steps": self._spec.replay_steps,
             "hwm": 100_000,

@@ -1,0 +1,1 @@
+"""Pools that several engines share, and what their directories say of a prompt."""

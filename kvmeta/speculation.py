@@ -1,0 +1,155 @@
+"""A prompt on its way to an engine, believed to be there before the events say so.
+
+Between a decision and the engine's events lie a queue and a scheduler step. A burst of requests
+with one prefix falls into that gap: each would look as if nothing of it were cached. So the prompt
+of every prefill leg that runs counts as present at its source:
+
+    from the leg's start         whoever is decided next sees it
+    until the leg ends           however it ends: a failed one has left nothing, and after a good
+                                 one the events are out
+    or its events confirm it     from then on they alone tell
+    or its time is up            `ttl_seconds` after its start, whatever became of it
+    or its source forgets        a new epoch, a cleared cache, a removed instance
+
+It only raises what a source is believed to hold, and calls that `approximate`. A source that is
+unknown stays so. Prompts of different tenants have different hashes and never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+
+from kvmeta.backends.forwarding import ForwardingIndex
+from kvmeta.events import AllBlocksCleared, EventBatch
+from kvmeta.index import MetadataIndex
+from kvmeta.retention import Kept, keep_prompt
+from kvmeta.types import (
+    CacheBelief,
+    CacheLayout,
+    PromptBlocks,
+    SourceId,
+    SourceState,
+)
+
+MAX_PROMPTS_PER_SOURCE = 256
+"""vLLM's default `max_num_seqs`: what is beyond it waits longer than any sensible time to live."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    kept: Kept
+    until: float
+
+
+class Speculation:
+    """The prompts being computed now, by source; `clock` is monotonic, in seconds.
+
+    `ttl_seconds` 0 switches it off. Bounded: the oldest of a source leave first.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        ttl_seconds: float,
+        max_prompts: int = MAX_PROMPTS_PER_SOURCE,
+    ) -> None:
+        self._clock = clock
+        self._ttl_seconds = ttl_seconds
+        self._max_prompts = max_prompts
+        self._expected: dict[SourceId, dict[int, _Expected]] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return sum(len(prompts) for prompts in self._expected.values())
+
+    @contextmanager
+    def computing(
+        self, source: SourceId, layout: CacheLayout, prompt: PromptBlocks
+    ) -> Iterator[None]:
+        """Let `prompt` count as present at `source` while the block runs, at most its time."""
+        kept = keep_prompt(layout, prompt) if self._ttl_seconds > 0 else None
+        if kept is None:
+            yield
+            return
+        number = next(self._numbers)
+        prompts = self._expected.setdefault(source, {})
+        prompts[number] = _Expected(kept, self._clock() + self._ttl_seconds)
+        if len(prompts) > self._max_prompts:
+            del prompts[next(iter(prompts))]
+        try:
+            yield
+        finally:
+            self._drop(source, number)
+
+    def raise_belief(
+        self, source: SourceId, prompt: PromptBlocks, belief: CacheBelief
+    ) -> CacheBelief:
+        """Return `belief` about `prompt` at `source` with what is being computed there."""
+        told = belief.tokens
+        prompts = self._expected.get(source)
+        if told is None or not prompts:
+            return belief
+        now, longest = self._clock(), told
+        for number, expected in list(prompts.items()):
+            reusable = expected.kept.reusable(prompt)
+            confirmed = told >= reusable == expected.kept.longest
+            if confirmed or now >= expected.until:
+                self._drop(source, number)
+            else:
+                longest = max(longest, reusable)
+        return belief if longest == told else CacheBelief(longest, SourceState.APPROXIMATE)
+
+    def forget(self, source: SourceId) -> None:
+        """Expect nothing more of `source`: what ran there is lost."""
+        self._expected.pop(source, None)
+
+    def forget_instance(self, instance: str) -> None:
+        """Expect nothing more of any source of `instance`."""
+        for source in [source for source in self._expected if source.instance == instance]:
+            del self._expected[source]
+
+    def _drop(self, source: SourceId, number: int) -> None:
+        prompts = self._expected.get(source)
+        if prompts is None:
+            return
+        prompts.pop(number, None)
+        if not prompts:
+            del self._expected[source]
+
+
+class SpeculativeIndex(ForwardingIndex):
+    """`kvmeta.index.MetadataIndex` whose look-ups see the prompts that are being computed."""
+
+    def __init__(self, index: MetadataIndex, speculation: Speculation) -> None:
+        super().__init__(index)
+        self._speculation = speculation
+
+    async def look_up(
+        self, prompt: PromptBlocks, sources: Sequence[SourceId]
+    ) -> Mapping[SourceId, CacheBelief]:
+        """Return what the index believes, raised by what is on its way."""
+        beliefs = await self._index.look_up(prompt, sources)
+        return {
+            source: self._speculation.raise_belief(source, prompt, belief)
+            for source, belief in beliefs.items()
+        }
+
+    async def begin_epoch(self, source: SourceId, state: SourceState) -> None:
+        """Pass on; the process that was computing may be gone."""
+        self._speculation.forget(source)
+        await self._index.begin_epoch(source, state)
+
+    async def apply(self, source: SourceId, sequence: int, batch: EventBatch) -> bool:
+        """Pass on; a cleared cache has dropped what was computed before."""
+        if any(isinstance(event, AllBlocksCleared) for event in batch.events):
+            self._speculation.forget(source)
+        return await self._index.apply(source, sequence, batch)
+
+    async def remove_instance(self, instance: str) -> None:
+        """Pass on."""
+        self._speculation.forget_instance(instance)
+        await self._index.remove_instance(instance)

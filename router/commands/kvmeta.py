@@ -1,0 +1,61 @@
+"""`prfaas kvmeta`: index ingest as its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from router.adapters.clocks import SystemClock
+from router.commands.logs import LogLevel, configure_logs
+from router.commands.output import CommandFailed, print_fault
+from router.compose.ingest import build_shard
+from router.compose.models import CompositionError
+from router.compose.stores import SharedStore, open_shared_store
+from router.settings import Settings, load
+
+
+def register(app: typer.Typer) -> None:
+    """Add `kvmeta`."""
+    app.command("kvmeta")(kvmeta)
+
+
+def kvmeta(
+    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The configuration.")],
+    log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = LogLevel.INFO,
+) -> None:
+    """Read the engines' KV events into the shared index until SIGTERM or Ctrl-C.
+
+    Run as many as you like: they share the instances out among them, and what one that dies held
+    the others take over when its leases end.
+    """
+    settings = load(config, os.environ).settings
+    try:
+        store = open_shared_store(settings)
+    except CompositionError as error:
+        raise CommandFailed(f"{config}: {error}", code=2) from error
+    configure_logs(log_level)
+    uvloop.run(_run(settings, store))
+
+
+async def _run(settings: Settings, store: SharedStore) -> None:
+    """Ingest until SIGTERM or SIGINT, then give everything back."""
+    name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    clock = SystemClock().monotonic
+    shard = build_shard(settings, store.index, store.leases, name=name, clock=clock)
+    running = asyncio.create_task(shard.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    print_fault(f"prfaas kvmeta: shard {name}, {len(shard.instances)} instances in all")
+    try:
+        await running
+    except asyncio.CancelledError:
+        return

@@ -1,0 +1,78 @@
+"""Puts the ingest together as a process of its own: `prfaas kvmeta`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvmeta.index import MetadataIndex
+from kvmeta.ingest.service import KvIngest
+from kvmeta.ingest.sharded import LEASE_SECONDS, LeasedIndex, Shard, ShardedIngest
+from kvmeta.leases import LeaseStore
+from router.adapters.engine_http import HttpEngineClient
+from router.adapters.event_discovery import EventDiscovery
+from router.adapters.event_feed import IngestFeed
+from router.compose.models import layouts_by_instance
+from router.domain.topology import Instance
+from router.settings import Settings, build_topology
+
+
+@dataclass(frozen=True, slots=True)
+class IngestShard:
+    """One shard, ready to run: it follows its share of the instances' sources."""
+
+    instances: Sequence[Instance]
+    feed: IngestFeed
+    discovery: EventDiscovery
+    sharded: ShardedIngest
+    following: KvIngest
+    engines: HttpEngineClient
+
+    async def run(self) -> None:
+        """Ingest until cancelled; then give every lease back."""
+        for instance in self.instances:
+            await self.feed.follow(instance)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.following.run())
+                tasks.create_task(self.sharded.run())
+                tasks.create_task(self.discovery.run())
+        finally:
+            await self.engines.aclose()
+
+
+def build_shard(
+    settings: Settings,
+    index: MetadataIndex,
+    leases: LeaseStore,
+    *,
+    name: str,
+    clock: Callable[[], float],
+    lease_seconds: float = LEASE_SECONDS,
+) -> IngestShard:
+    """Return the shard `name` of the ingest into `index`; `clock` is monotonic, in seconds."""
+    shard = Shard(name, clock=clock, ttl_seconds=lease_seconds)
+    following = KvIngest(
+        LeasedIndex(index, shard.may_write),
+        probe_interval_seconds=settings.kvmeta.probe_interval_seconds,
+        max_age_seconds=settings.kvmeta.max_age_seconds,
+    )
+    sharded = ShardedIngest(following, leases, shard)
+    engines = HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance)
+    layout_of = layouts_by_instance(settings)
+    discovery = EventDiscovery(
+        engines,
+        sharded,
+        layout_of,
+        interval=settings.kvmeta.probe_interval_seconds,
+        timeout=settings.upstream.probe.timeout_seconds,
+    )
+    return IngestShard(
+        instances=build_topology(settings).instances,
+        feed=IngestFeed(sharded, layout_of, discovery),
+        discovery=discovery,
+        sharded=sharded,
+        following=following,
+        engines=engines,
+    )

@@ -1,0 +1,97 @@
+"""Holds sources to their word: engines' reports against beliefs, and demotion (DESIGN 6, Truth)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvmeta.index import MetadataIndex
+from kvmeta.truth import TruthRecord, weigh_answer
+from kvmeta.types import SourceId, SourceState
+from router.domain.decision import Decision, Placement
+from router.domain.units import Bytes, Seconds
+from router.service.observations import CourseHook
+from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, Usage
+
+OVER_STATED = "over_stated"
+"""The cause under which a source's report counts its demotions."""
+
+_DUE = 256
+"""Demotions that may wait for the store; one without room comes again with the next faults."""
+
+_SOURCES = 4_096
+"""Sources whose records are kept; instances that come and go under new names push old ones out."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class TruthWatch:
+    """A `CourseHook` that tells another one everything, and demotes sources that over-state.
+
+    Only what was believed of a `synced` source is held against it: others made no promise. A new
+    epoch heals it. `run` carries the demotions out.
+    """
+
+    def __init__(self, hook: CourseHook, index: MetadataIndex) -> None:
+        self._hook = hook
+        self._index = index
+        self._records: dict[SourceId, TruthRecord] = {}
+        self._due: asyncio.Queue[SourceId] = asyncio.Queue(_DUE)
+
+    async def run(self) -> None:
+        """Demote whoever is due, until cancelled."""
+        while True:
+            source = await self._due.get()
+            try:
+                await self._index.set_state(source, SourceState.PARTIAL)
+                await self._index.count_error(source, OVER_STATED)
+            except Exception:  # noqa: BLE001  # the root of a task: a store that is away costs one demotion
+                _LOG.warning("cannot demote source %s: the index does not take it", source)
+                continue
+            _LOG.warning("source %s demoted to partial: its engine had less than it told", source)
+
+    def prefill_answered(self, placement: Placement, usage: Usage) -> None:
+        """Weigh what the engine found against what was believed, and pass on."""
+        self._hook.prefill_answered(placement, usage)
+        believed, found = placement.cached_tokens, usage.cached_tokens
+        if placement.cache_state is not SourceState.SYNCED or believed is None or found is None:
+            return
+        source = SourceId(placement.instance, placement.rank or 0)
+        record = self._records.get(source, TruthRecord())
+        self._records[source], demote = weigh_answer(record, believed, found)
+        if len(self._records) > _SOURCES:
+            del self._records[next(iter(self._records))]
+        if demote and not self._due.full():
+            self._due.put_nowait(source)
+
+    # -- passed on as it is
+
+    def fell_back(self, decision: Decision, fallback: Fallback) -> None:
+        """Pass on."""
+        self._hook.fell_back(decision, fallback)
+
+    def upstream_failed(self, instance: str, leg: Leg, kind: FailureKind) -> None:
+        """Pass on."""
+        self._hook.upstream_failed(instance, leg, kind)
+
+    def kv_shipped(self, decision: Decision, size: Bytes, outcome: KvOutcome) -> None:
+        """Pass on."""
+        self._hook.kv_shipped(decision, size, outcome)
+
+    def first_byte(self, decision: Decision, elapsed: Seconds) -> None:
+        """Pass on."""
+        self._hook.first_byte(decision, elapsed)
+
+    def answered(
+        self, decision: Decision, usage: Usage | None, content_events: int, *, complete: bool
+    ) -> None:
+        """Pass on."""
+        self._hook.answered(decision, usage, content_events, complete=complete)
+
+    def output_paced(self, decision: Decision, seconds_per_token: Seconds) -> None:
+        """Pass on."""
+        self._hook.output_paced(decision, seconds_per_token)
+
+    def drifted(self) -> None:
+        """Pass on."""
+        self._hook.drifted()
