@@ -89,19 +89,16 @@ class Standing:
     reset: Seconds
 
 
-def settle(bucket: Bucket, limit: int, now: Seconds) -> Bucket:
-    """Return the bucket as of `now` (monotonic), with what was replenished since."""
-    at = round(now * _MICROSECONDS)
-    return Bucket(max(0, bucket.owed - limit * max(0, at - bucket.at)), max(at, bucket.at))
+def owed_at(bucket: Bucket, limit: int, at: int) -> int:
+    """Return what is owed `at` (microseconds), with what was replenished since."""
+    return max(0, bucket.owed - limit * max(0, at - bucket.at))
 
 
-def take(bucket: Bucket, limit: int, units: int, now: Seconds, kind: LimitKind) -> Bucket | Refused:
-    """Return the bucket without `units`, or why they are not in it."""
-    settled = settle(bucket, limit, now)
-    owed = settled.owed + units * _PERIOD
-    excess = owed - limit * _PERIOD
+def missing(kind: LimitKind, bucket: Bucket, limit: int, units: int, at: int) -> Refused | None:
+    """Return why `units` are not in a bucket; None where they are."""
+    excess = owed_at(bucket, limit, at) + (units - limit) * _PERIOD
     if excess <= 0:
-        return replace(settled, owed=owed)
+        return None
     return Refused(kind, limit, None if units > limit else excess / limit / _MICROSECONDS)
 
 
@@ -113,10 +110,8 @@ def enter(account: Account, limits: TenantLimits, now: Seconds) -> Account | Ref
     """
     if limits.concurrency is not None and account.running >= limits.concurrency:
         return Refused(LimitKind.CONCURRENCY, limits.concurrency, 1.0)
-    charged = charge(account, limits, 1, now)
-    return (
-        charged if isinstance(charged, Refused) else replace(account, running=account.running + 1)
-    )
+    refused = _first_missing(account, limits, 1, _microseconds(now))
+    return refused or Account(account.running + 1, account.requests, account.tokens)
 
 
 def leave(account: Account) -> Account:
@@ -128,32 +123,51 @@ def charge(
     account: Account, limits: TenantLimits, tokens: Tokens, now: Seconds
 ) -> Account | Refused:
     """Return the account charged with one request of so many prompt tokens: both, or neither."""
-    if limits.requests is not None:
-        taken = take(account.requests, limits.requests, 1, now, LimitKind.REQUESTS)
-        if isinstance(taken, Refused):
-            return taken
-        account = replace(account, requests=taken)
-    if limits.tokens is not None:
-        taken = take(account.tokens, limits.tokens, tokens, now, LimitKind.TOKENS)
-        if isinstance(taken, Refused):
-            return taken
-        account = replace(account, tokens=taken)
-    return account
+    at = _microseconds(now)
+    refused = _first_missing(account, limits, tokens, at)
+    return refused or Account(
+        account.running,
+        _take(account.requests, limits.requests, 1, at),
+        _take(account.tokens, limits.tokens, tokens, at),
+    )
 
 
 def standings(account: Account, limits: TenantLimits, now: Seconds) -> tuple[Standing, ...]:
     """Return how far each limited rate is used."""
+    at = _microseconds(now)
     rates = (
         (LimitKind.REQUESTS, limits.requests, account.requests),
         (LimitKind.TOKENS, limits.tokens, account.tokens),
     )
     return tuple(
-        _stand(kind, limit, settle(bucket, limit, now).owed)
+        _stand(kind, limit, owed_at(bucket, limit, at))
         for kind, limit, bucket in rates
         if limit is not None
     )
 
 
+def _first_missing(
+    account: Account, limits: TenantLimits, tokens: Tokens, at: int
+) -> Refused | None:
+    refused = None
+    if limits.requests is not None:
+        refused = missing(LimitKind.REQUESTS, account.requests, limits.requests, 1, at)
+    if refused is None and limits.tokens is not None:
+        refused = missing(LimitKind.TOKENS, account.tokens, limits.tokens, tokens, at)
+    return refused
+
+
+def _take(bucket: Bucket, limit: int | None, units: int, at: int) -> Bucket:
+    """Return the bucket without units that are in it; an unlimited one as it is."""
+    if limit is None:
+        return bucket
+    return Bucket(owed_at(bucket, limit, at) + units * _PERIOD, max(at, bucket.at))
+
+
 def _stand(kind: LimitKind, limit: int, owed: int) -> Standing:
     remaining = (limit * _PERIOD - owed) // _PERIOD
     return Standing(kind, limit, remaining, owed / limit / _MICROSECONDS)
+
+
+def _microseconds(now: Seconds) -> int:
+    return round(now * _MICROSECONDS)

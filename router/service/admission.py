@@ -77,6 +77,13 @@ class _Turn:
         if not self.came.done():
             self.came.set_exception(error)
 
+    def give_up(self) -> None:
+        """Free what was granted to a request that leaves before it could learn of it."""
+        if self.came.done() and not self.came.cancelled():
+            self.came.exception()  # so that asyncio does not report it as never seen
+        if self.slot is not None:
+            self.slot.release()
+
 
 class Admission:
     """All decode slots and all who wait for one. Single-threaded: owned by one event loop."""
@@ -103,6 +110,9 @@ class Admission:
         self._queue = FairQueue(rules)
         self._turns: dict[Waiting, _Turn] = {}
         self._held: dict[str, int] = {}
+        self._homes = frozenset(
+            cluster.name for cluster in fleet.clusters if cluster.kind is ClusterKind.PD
+        )
         fleet.watch(self.let_in)
 
     def __repr__(self) -> str:
@@ -159,7 +169,9 @@ class Admission:
         the wait too long, NobodyAlive where no instance is left that could have one. Cancelled, it
         holds nothing.
         """
-        if not self._queue and (instance := self._find(lane)) is not None:
+        # Where others wait in other lanes only, what is free is nothing that they could have.
+        is_first = not self._queue or lane not in self._queue.lanes
+        if is_first and (instance := self._find(lane)) is not None:
             self._hook.waited(tenant.name, self._clock.monotonic() - since)
             return Slot(self, instance)
         if not self._candidates(lane):
@@ -167,15 +179,13 @@ class Admission:
         waiting = self._queue.join(tenant.name, tenant.weight, priority, lane, since)
         turn = self._turns[waiting] = _Turn()
         try:
-            self.let_in()
             self._turn_away(self._queue.overflow())
             left = self._timeout - (self._clock.monotonic() - since)
             async with asyncio.timeout(max(0.0, left)):
                 await turn.came
         except BaseException as error:
             self._queue.leave(waiting)
-            if turn.slot is not None:
-                turn.slot.release()
+            turn.give_up()
             if isinstance(error, TimeoutError):
                 raise self._overloaded("no decode slot became free in time") from None
             raise
@@ -232,13 +242,12 @@ class Admission:
 
     def _candidates(self, lane: Lane) -> list[Member]:
         """Return the live instances that could decode: at the home asked for, else anywhere."""
-        kinds = {cluster.name: cluster.kind for cluster in self._fleet.clusters}
         alive = [
             member
             for member in self._fleet.members
             if member.instance.role is not Role.PREFILL
             and member.instance.model in (None, lane.model)
-            and kinds[member.instance.cluster] is ClusterKind.PD
+            and member.instance.cluster in self._homes
             and member.instance.name not in lane.excluded
             and self._fleet.is_ready(member)
         ]

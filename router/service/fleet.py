@@ -286,7 +286,7 @@ class Fleet:
         Legs that ended just before the scrape may still be in it: the most that we had since the
         one before is taken as ours, so that a slot of ours is never taken for somebody else's.
         """
-        return member.others if self.fresh_reading(member) is not None else 0
+        return member.others if member.others and self.fresh_reading(member) is not None else 0
 
     def ahead_seconds(self, member: Member, mean_prefill: Seconds) -> Seconds:
         """Return the prefill time queued there: ours as expected, others' at the mean.

@@ -17,7 +17,7 @@ from router.control.limits import (
     standings,
 )
 from router.domain.errors import RateLimited
-from router.domain.units import Tokens
+from router.domain.units import Seconds, Tokens
 from router.ports import Clock
 
 _UNITS: Final = {
@@ -72,20 +72,23 @@ class MemoryLimits:
 
     async def enter(self, tenant: str, limits: TenantLimits) -> Verdict:
         """Count one more request running, unless a limit is reached already."""
+        now = self._clock.monotonic()
         account = self._accounts.get(tenant, Account())
-        return self._keep(tenant, limits, enter(account, limits, self._clock.monotonic()))
+        return self._keep(tenant, limits, enter(account, limits, now), now)
 
     async def charge(self, tenant: str, limits: TenantLimits, tokens: Tokens) -> Verdict:
         """Charge one request and its prompt tokens, or nothing of it."""
+        now = self._clock.monotonic()
         account = self._accounts.get(tenant, Account())
-        return self._keep(tenant, limits, charge(account, limits, tokens, self._clock.monotonic()))
+        return self._keep(tenant, limits, charge(account, limits, tokens, now), now)
 
     def leave(self, tenant: str) -> None:
         """Count one request less running."""
         self._accounts[tenant] = leave(self._accounts[tenant])
 
-    def _keep(self, tenant: str, limits: TenantLimits, outcome: Account | Refused) -> Verdict:
-        now = self._clock.monotonic()
+    def _keep(
+        self, tenant: str, limits: TenantLimits, outcome: Account | Refused, now: Seconds
+    ) -> Verdict:
         if isinstance(outcome, Refused):
             account = self._accounts.get(tenant, Account())
             return Verdict(outcome, standings(account, limits, now))
