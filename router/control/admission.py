@@ -73,8 +73,11 @@ class _Line:
 
     by_priority: dict[int, OrderedDict[Waiting, None]] = field(default_factory=dict)
 
-    def add(self, waiting: Waiting) -> None:
-        self.by_priority.setdefault(waiting.priority, OrderedDict())[waiting] = None
+    def add(self, waiting: Waiting, *, ahead: bool) -> None:
+        places = self.by_priority.setdefault(waiting.priority, OrderedDict())
+        places[waiting] = None
+        if ahead:
+            places.move_to_end(waiting, last=False)
 
     def remove(self, waiting: Waiting) -> bool:
         """Take a request out; False if it is not here. Leaves no empty priority behind."""
@@ -163,11 +166,23 @@ class FairQueue:
         """Return how many of a tenant's requests wait."""
         return self._depths[tenant]
 
-    def join(self, tenant: str, weight: float, priority: int, lane: Lane, now: Seconds) -> Waiting:
-        """Let a request wait since `now`, even where the queue is full: see `overflow`."""
+    def join(
+        self,
+        tenant: str,
+        weight: float,
+        priority: int,
+        lane: Lane,
+        since: Seconds,
+        *,
+        ahead: bool = False,
+    ) -> Waiting:
+        """Let a request wait, even where the queue is full: see `overflow`.
+
+        With `ahead` it goes before its tenant's others of its priority and lane.
+        """
         self._arrivals += 1
-        waiting = Waiting(tenant, weight, priority, lane, now, self._arrivals)
-        self._lines.setdefault((tenant, lane), _Line()).add(waiting)
+        waiting = Waiting(tenant, weight, priority, lane, since, self._arrivals)
+        self._lines.setdefault((tenant, lane), _Line()).add(waiting, ahead=ahead)
         self._depths[tenant] += 1
         self._size += 1
         return waiting

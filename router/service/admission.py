@@ -161,11 +161,20 @@ class Admission:
 
     # -- what is done
 
-    async def admit(self, tenant: Tenant, priority: int, lane: Lane, *, since: Seconds) -> Slot:
+    async def admit(
+        self,
+        tenant: Tenant,
+        priority: int,
+        lane: Lane,
+        *,
+        since: Seconds,
+        ahead: bool = False,
+    ) -> Slot:
         """Return a slot, at once if one is free and nobody is before.
 
         `since` is when the request began to wait: now, or before if it waited already. It keeps
-        its age, and the time-out counts from there. Raises Overloaded where the queue is full or
+        its age, and the time-out counts from there. With `ahead`, for a request that had a slot
+        before, it goes before its tenant's others. Raises Overloaded where the queue is full or
         the wait too long, NobodyAlive where no instance is left that could have one. Cancelled, it
         holds nothing.
         """
@@ -176,7 +185,7 @@ class Admission:
             return Slot(self, instance)
         if not self._candidates(lane):
             raise NobodyAlive(f"no live instance can decode {lane.model!r} now")
-        waiting = self._queue.join(tenant.name, tenant.weight, priority, lane, since)
+        waiting = self._queue.join(tenant.name, tenant.weight, priority, lane, since, ahead=ahead)
         turn = self._turns[waiting] = _Turn()
         try:
             self._turn_away(self._queue.overflow())

@@ -81,12 +81,15 @@ class Visit:
         All waits of one visit together are bounded by the queue's time-out. Raises Overloaded,
         NobodyAlive.
         """
+        again = self._slot is not None
         if self._slot is not None:
             self._slot.release()
             self._slot = None
         since = self._clock.monotonic() - self._waited
         try:
-            self._slot = await self._admission.admit(self.tenant, priority, lane, since=since)
+            self._slot = await self._admission.admit(
+                self.tenant, priority, lane, since=since, ahead=again
+            )
         finally:
             self._waited = self._clock.monotonic() - since
 

@@ -41,6 +41,16 @@ def test_one_tenant_is_served_in_the_order_of_arrival() -> None:
     assert len(queue) == 0
 
 
+def test_who_had_a_slot_before_goes_ahead() -> None:
+    """A request that lost its slot goes before its tenant's others, and is not the one dropped."""
+    queue = a_queue(size=2)
+    usual = queue.join("a", 1.0, 0, LANE, 0.0)
+    late = queue.join("a", 1.0, 0, LANE, 0.0)
+    again = queue.join("a", 1.0, 0, LANE, 0.0, ahead=True)
+    assert queue.overflow() == [late]
+    assert granted(queue, 9) == [again, usual]
+
+
 def test_weights_share_the_grants() -> None:
     """A weight of 3 gets three grants for each of a weight of 1, from the first ones on."""
     queue = a_queue()
