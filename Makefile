@@ -1,11 +1,12 @@
 # From a bare checkout: `make demo` serves a whole system, `make test` proves it.
-# Nothing but python3 (>= 3.11, with venv), make and the package index is needed.
+# Nothing but python3 (>= 3.11, with venv), make and the package index is needed; for the tests also
+# redis-server, which they install by apt where they may.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
 
-.PHONY: help demo test long lint types check lock clean
+.PHONY: help demo test redis long lint types check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -14,11 +15,18 @@ help: ## list the targets
 demo: $(VENV)/.runtime ## two stand-in clusters, a link and the gateway on 127.0.0.1:8000
 	@exec $(BIN)/prfaas demo $(ARGS)
 
-test: $(VENV)/.dev ## lint, types, import contracts and the whole suite but its minutes-long part
+test: $(VENV)/.dev redis ## lint, types, import contracts and the whole suite but its minutes-long part
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest $(ARGS)
 
-long: $(VENV)/.dev ## the minutes-long part: trace replays
+# The tests start servers of their own, so the binary is all that is needed.
+redis:
+	@command -v redis-server >/dev/null || { test $$(id -u) -eq 0 && command -v apt-get >/dev/null \
+		&& apt-get update --quiet=2 && DEBIAN_FRONTEND=noninteractive \
+		apt-get install --quiet=2 --yes --no-install-recommends redis-server; } \
+		|| { echo "the tests need a real Redis 7: apt-get install redis-server" >&2; exit 1; }
+
+long: $(VENV)/.dev redis ## the minutes-long part: trace replays, soaks of the store
 	$(BIN)/python -m pytest -m long --timeout 1500 $(ARGS)
 
 check: lint types

@@ -19,6 +19,14 @@ class FrameError(KvMetaError, ValueError):
     """A ZeroMQ message whose frames are not those of a KV-event publisher."""
 
 
+class StoreUrlError(KvMetaError, ValueError):
+    """A store URL that cannot be used; the message says why."""
+
+
+class StoreError(KvMetaError):
+    """The store did not do what it was asked: away, too slow, full, or no longer ours to write."""
+
+
 class DiscoveryError(KvMetaError, ValueError):
     """What an engine tells of its publishers cannot be read."""
 

@@ -17,9 +17,9 @@ be named yet waits (`kvmeta.waiting`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvmeta.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, UnknownEvent
 from kvmeta.hashing import TOKEN_BYTES, chain_root, extend_chain
@@ -45,25 +45,32 @@ class Forgotten:
 
     held: Holdings
     names: dict[EngineLabel, BlockHash]
+    spots: dict[BlockHash, bytes]
 
 
 class Change(NamedTuple):
-    """`block` appeared at `place` (its first copy) or vanished from it (its last)."""
+    """`block` appeared at `place` (its first copy) or vanished from it (its last).
+
+    `spot` is where it stands in its chain, empty when nobody surveys.
+    """
 
     block: BlockHash
     place: Place
     present: bool
+    spot: bytes = b""
 
 
 @dataclass(slots=True)
 class Outcome:
     """What some events did, in order.
 
+    `touched` are the labels whose record (name, copies) may have changed, gone ones included.
     `refused` blocks could not be taken, so the source holds more than is known of it. `regrouped`:
     the groups, their shapes or their places changed, so a match plan made before is out of date.
     """
 
     changes: list[Change] = field(default_factory=list)
+    touched: set[EngineLabel] = field(default_factory=set)
     refused: int = 0
     regrouped: bool = False
 
@@ -83,12 +90,50 @@ def split_at_clears(events: Iterable[Event]) -> Iterator[tuple[bool, list[Ledger
 
 
 @dataclass(slots=True)
-class _Group:
+class GroupShape:
     """What the events told of one group; None is what they did not tell."""
 
     kind: GroupKind | None = None
     window: int | None = None
     block_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerShape:
+    """All of a ledger but its blocks and what waits: enough to match against, and to go on with."""
+
+    groups: Mapping[int | None, GroupShape]
+    places: tuple[Place, ...]
+    tells_extras: bool
+    names_salts: bool
+    kept_silent: bool
+
+    @property
+    def tells_salts(self) -> bool:
+        """False once blocks were announced by an engine that never tells what salts them."""
+        return self.tells_extras or self.names_salts or not self.kept_silent
+
+
+class LabelRecord(NamedTuple):
+    """What a ledger knows of one label: its name, its spot, and how many copies are where.
+
+    `copies` are (number of the place in the ledger's shape, count).
+    """
+
+    name: BlockHash
+    spot: bytes
+    copies: tuple[tuple[int, int], ...]
+
+
+class Surveyor(Protocol):
+    """Tells where in its chain a block stands, for a back end that stores blocks by that."""
+
+    def __call__(self, before: bytes | None, names: Sequence[BlockHash], units: int) -> list[bytes]:
+        """Return the spot of every `units`-th of `names`, which follow the block at `before`.
+
+        `before` is None at the start of a chain. A block's spot depends on its chain alone.
+        """
+        ...
 
 
 class SourceLedger:
@@ -98,15 +143,23 @@ class SourceLedger:
     """
 
     def __init__(
-        self, layout: CacheLayout, errors: Counter[str], *, max_blocks: int, max_waiting: int
+        self,
+        layout: CacheLayout,
+        errors: Counter[str],
+        *,
+        max_blocks: int,
+        max_waiting: int,
+        survey: Surveyor | None = None,
     ) -> None:
         self._layout = layout
+        self._survey = survey
+        self._spots: dict[BlockHash, bytes] = {}
         self._errors = errors
         self._max_blocks = max_blocks
         self._names: dict[EngineLabel, BlockHash] = {}
         self._held: Holdings = {}
         self._count = 0
-        self._groups: dict[int | None, _Group] = {}
+        self._groups: dict[int | None, GroupShape] = {}
         self._waiting = WaitingRoom(max_waiting)
         self._tells_extras = False
         self._names_salts = False
@@ -155,8 +208,9 @@ class SourceLedger:
 
         The engine still has its groups, and a group that announced nothing since is needed too.
         """
-        forgotten = Forgotten(self._held, self._names)
+        forgotten = Forgotten(self._held, self._names, self._spots)
         held = self._held
+        self._spots = {}
         self._held = {place: {} for place in held}
         self._names = {}
         self._count = 0
@@ -188,7 +242,7 @@ class SourceLedger:
         if not self._fits(event):
             self._errors["block_size"] += 1
             return False
-        group = self._groups.setdefault(event.group, _Group())
+        group = self._groups.setdefault(event.group, GroupShape())
         before = (group.kind, group.window, group.block_size)
         # The full-attention group's events are the ones without an index, whatever else they say.
         kind = GroupKind.FULL_ATTENTION if event.group is None else event.kind
@@ -217,7 +271,7 @@ class SourceLedger:
         start = self._start_of(event) if trusted else None
         # Blocks from `first` on are named by the chain, those before it by their labels at best.
         first = 0 if start is not None else len(event.labels)
-        chain = self._chain(start, event, 0) if start is not None else []
+        chain, spots = self._chain(start, event, 0) if start is not None else ([], [])
         for position, label in enumerate(event.labels):
             name = self._names.get(label)
             if position >= first:
@@ -228,17 +282,19 @@ class SourceLedger:
                     self._outcome.refused += len(event.labels) - position
                     return
                 name = computed
-            elif name is not None and trusted:
+            elif name is not None and trusted and self._is_surveyed(name):
                 first = position + 1
-                chain = self._chain(name, event, first)
+                chain, spots = self._chain(name, event, first)
             if name is None:
                 link = self._link(event, position) if trusted else None
                 self._store_labelled(label, place, link)
-            elif self._name(label, name):
+            elif self._name(label, name, spots[position - first] if position >= first else b""):
                 self._hold(label, name, place)
 
-    def _chain(self, start: BlockHash, event: BlockStored, position: int) -> list[BlockHash]:
-        """Name the engine's blocks from `position` on, given the name before them.
+    def _chain(
+        self, start: BlockHash, event: BlockStored, position: int
+    ) -> tuple[list[BlockHash], list[bytes]]:
+        """Name the engine's blocks from `position` on, given the name before them; and their spots.
 
         A block of several hash units is named by its last; its extra belongs to its first.
         """
@@ -248,7 +304,21 @@ class SourceLedger:
         }
         tokens = event.tokens[position * event.block_size * TOKEN_BYTES :]
         names = extend_chain(start, tokens, self._layout.block_size, extras)
-        return names if units == 1 else names[units - 1 :: units]
+        at_root = position == 0 and event.parent is None
+        spots = self._spots_of(None if at_root else start, names, units)
+        return (names if units == 1 else names[units - 1 :: units]), spots
+
+    def _spots_of(
+        self, before: BlockHash | None, names: Sequence[BlockHash], units: int
+    ) -> list[bytes]:
+        """Where the blocks stand; nothing, for each, where nobody surveys."""
+        if self._survey is None:
+            return [b""] * (len(names) // units)
+        return self._survey(None if before is None else self._spots[before], names, units)
+
+    def _is_surveyed(self, name: BlockHash) -> bool:
+        """Whether blocks after `name` can be placed; not if all but a stray label is forgotten."""
+        return self._survey is None or name in self._spots
 
     def _link(self, event: BlockStored, position: int) -> Link | None:
         """How the block at `position` follows from the one before it."""
@@ -280,12 +350,14 @@ class SourceLedger:
     def _start_of(self, event: BlockStored) -> BlockHash | None:
         if event.parent is None:
             return chain_root(self._layout, event.lora, event.salt)
-        return self._names.get(event.parent)
+        name = self._names.get(event.parent)
+        return name if name is not None and self._is_surveyed(name) else None
 
-    def _extend(self, parent: BlockHash, tokens: bytes, extra: bytes) -> BlockHash:
-        """Name one engine block, which may be several units long."""
-        extras = {0: extra} if extra else {}
-        return extend_chain(parent, tokens, self._layout.block_size, extras)[-1]
+    def _extend(self, parent: BlockHash, link: Link) -> tuple[BlockHash, bytes]:
+        """Name one engine block, which may be several units long, and tell its spot."""
+        extras = {0: link.extra} if link.extra else {}
+        names = extend_chain(parent, link.tokens, self._layout.block_size, extras)
+        return names[-1], self._spots_of(parent, names, len(names))[0]
 
     def _store_labelled(self, label: EngineLabel, place: Place, link: Link | None) -> None:
         name = self._names.get(label)
@@ -296,27 +368,36 @@ class SourceLedger:
         if dropped:
             self._errors["waited_too_long"] += dropped
 
-    def _name(self, label: EngineLabel, name: BlockHash) -> bool:
+    def _name(self, label: EngineLabel, name: BlockHash, spot: bytes) -> bool:
         """Place `label`, and all that waited for it, at any depth; False beyond the cap."""
         if label in self._names:
             return True
         if len(self._names) >= self._max_blocks:
             self._refuse()
             return False
-        self._names[label] = name
+        self._set_name(label, name, spot)
+        if not self._waiting:
+            return True
         placed = [(label, name, self._waiting.take(label))]
         while placed:
             parent, parent_name, copies = placed.pop()
             for place, count in copies.items():
                 for _ in range(count):
                     self._hold(parent, parent_name, place)
-            if not copies:
+            if not copies and parent is not label:  # the caller holds `label` next
                 self._unheld.append(parent)
             for child, link, child_copies in self._waiting.take_children(parent):
-                child_name = self._extend(parent_name, link.tokens, link.extra)
-                self._names.setdefault(child, child_name)
+                child_name, child_spot = self._extend(parent_name, link)
+                if child not in self._names:
+                    self._set_name(child, child_name, child_spot)
                 placed.append((child, child_name, child_copies))
         return True
+
+    def _set_name(self, label: EngineLabel, name: BlockHash, spot: bytes) -> None:
+        self._names[label] = name
+        self._outcome.touched.add(label)
+        if spot:
+            self._spots[name] = spot
 
     def _hold(self, label: EngineLabel, name: BlockHash, place: Place) -> None:
         blocks = self._held[place]
@@ -328,8 +409,10 @@ class SourceLedger:
                 return
             self._room -= 1
             self._count += 1
-            self._outcome.changes.append(Change(name, place, present=True))
+            spot = self._spots.get(name, b"")
+            self._outcome.changes.append(Change(name, place, present=True, spot=spot))
         blocks[name] = count + 1
+        self._outcome.touched.add(label)
 
     def _refuse(self) -> None:
         self._errors["capacity"] += 1
@@ -346,13 +429,16 @@ class SourceLedger:
             if name is None or not count:
                 if not self._waiting.remove(label, place):
                     self._errors["unknown_removal"] += 1
-            elif count > 1:
+                continue
+            self._outcome.touched.add(label)
+            if count > 1:
                 blocks[name] = count - 1
             else:
                 del blocks[name]
                 self._room += 1
                 self._count -= 1
-                self._outcome.changes.append(Change(name, place, present=False))
+                spot = self._spots.get(name, b"")
+                self._outcome.changes.append(Change(name, place, present=False, spot=spot))
                 self._unheld.append(label)
 
     def _forget_unheld(self) -> None:
@@ -364,40 +450,105 @@ class SourceLedger:
             name = self._names.get(label)
             if name is not None and not any(name in blocks for blocks in self._held.values()):
                 del self._names[label]
+                self._spots.pop(name, None)
+                self._outcome.touched.add(label)
         self._unheld.clear()
+
+    # -- what outlives the process -----------------------------------------------------------
+
+    @property
+    def labels(self) -> Collection[EngineLabel]:
+        """Every label that has a name."""
+        return self._names.keys()
+
+    def record(self, label: EngineLabel) -> LabelRecord | None:
+        """Return what is known of `label`; None when it has no name."""
+        name = self._names.get(label)
+        if name is None:
+            return None
+        copies = [
+            (number, blocks[name])
+            for number, blocks in enumerate(self._held.values())
+            if name in blocks
+        ]
+        return LabelRecord(name, self._spots.get(name, b""), tuple(copies))
+
+    def holdings(self) -> Iterator[Change]:
+        """Yield all that is held, as the changes that would bring it about."""
+        for place, blocks in self._held.items():
+            for name in blocks:
+                yield Change(name, place, present=True, spot=self._spots.get(name, b""))
+
+    @property
+    def shape(self) -> LedgerShape:
+        """All but the blocks."""
+        return LedgerShape(
+            groups=self._groups,
+            places=tuple(self._held),
+            tells_extras=self._tells_extras,
+            names_salts=self._names_salts,
+            kept_silent=self._kept_silent,
+        )
+
+    def restore(
+        self, shape: LedgerShape, records: Iterable[tuple[EngineLabel, LabelRecord]]
+    ) -> bool:
+        """Take over what an earlier ledger of the same source recorded; only into an empty one.
+
+        False, with the ledger unfit for use, where two labels share a name: which of the two has
+        the latest counts is not recorded.
+        """
+        self._groups = dict(shape.groups)
+        self._held = {place: {} for place in shape.places}
+        self._tells_extras = shape.tells_extras
+        self._names_salts = shape.names_salts
+        self._kept_silent = shape.kept_silent
+        for label, record in records:
+            if record.name in self._spots:
+                return False
+            self._names[label] = record.name
+            self._spots[record.name] = record.spot
+            for number, count in record.copies:
+                self._held[shape.places[number]][record.name] = count
+                self._count += 1
+        return True
 
     # -- the match ---------------------------------------------------------------------------
 
     def groups(self, bits: Mapping[Place, int]) -> list[AnnouncedGroup]:
-        """Describe the groups for `kvmeta.match`, given the bit of every place.
+        """Describe the groups for `kvmeta.match`, given the bit of every place."""
+        return announced_groups(self._layout, self._groups, bits)
 
-        Events without an index belong to the full-attention group: with exactly one indexed group
-        of that kind they are its own. With several nobody can say whose they are, so they count for
-        none.
-        """
-        counted = self._layout.counted_media
-        present: dict[int | None, int] = dict.fromkeys(self._groups, 0)
-        for (medium, index), bit in bits.items():
-            if medium in counted and index in present:
-                present[index] |= bit
-        kinds = {
-            index: group.kind or GroupKind.FULL_ATTENTION for index, group in self._groups.items()
-        }
-        full = [
-            index
-            for index, kind in kinds.items()
-            if index is not None and kind is GroupKind.FULL_ATTENTION
-        ]
-        if full and None in present:
-            unindexed = present.pop(None)
-            if len(full) == 1:
-                present[full[0]] |= unindexed
-        return [
-            AnnouncedGroup(
-                kind=kinds[index],
-                present=bits_of,
-                window=self._groups[index].window,
-                block_size=self._groups[index].block_size,
-            )
-            for index, bits_of in present.items()
-        ]
+
+def announced_groups(
+    layout: CacheLayout, shapes: Mapping[int | None, GroupShape], bits: Mapping[Place, int]
+) -> list[AnnouncedGroup]:
+    """Describe a source's groups for `kvmeta.match`, given the bit of every place.
+
+    Events without an index belong to the full-attention group: with exactly one indexed group of
+    that kind they are its own. With several nobody can say whose they are, so they count for none.
+    """
+    counted = layout.counted_media
+    present: dict[int | None, int] = dict.fromkeys(shapes, 0)
+    for (medium, index), bit in bits.items():
+        if medium in counted and index in present:
+            present[index] |= bit
+    kinds = {index: shape.kind or GroupKind.FULL_ATTENTION for index, shape in shapes.items()}
+    full = [
+        index
+        for index, kind in kinds.items()
+        if index is not None and kind is GroupKind.FULL_ATTENTION
+    ]
+    if full and None in present:
+        unindexed = present.pop(None)
+        if len(full) == 1:
+            present[full[0]] |= unindexed
+    return [
+        AnnouncedGroup(
+            kind=kinds[index],
+            present=bits_of,
+            window=shapes[index].window,
+            block_size=shapes[index].block_size,
+        )
+        for index, bits_of in present.items()
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -118,6 +119,11 @@ class Shard:
         """The clock."""
         return self._clock()
 
+    def pause(self) -> float:
+        """Seconds until the next tick: in time to renew, and never past the end of a lease."""
+        ends = (grant.until - self._clock() for grant in self.state.held.values())
+        return max(0.0, min(self.state.ttl_seconds / RENEWALS, *ends, math.inf))
+
     def step(self, observation: Observation) -> list[Action]:
         """Take one step of the machine; return what is to be done."""
         self.state, actions = step(self.state, observation)
@@ -159,13 +165,12 @@ class ShardedIngest:
 
     async def run(self) -> None:
         """Hold, renew and hand over leases until cancelled."""
-        interval = self._shard.state.ttl_seconds / RENEWALS
         try:
             while True:
                 self._changed.clear()
                 await self._tick()
                 try:
-                    async with asyncio.timeout(interval):
+                    async with asyncio.timeout(self._shard.pause()):
                         await self._changed.wait()
                 except TimeoutError:
                     continue

@@ -21,7 +21,7 @@ from router.control.health import (
 from router.domain.errors import UpstreamError
 from router.domain.units import Seconds, Tokens
 from router.ports import Clock, EngineClient, EngineRequest, Timeouts
-from router.service.pools import PoolPrompt
+from router.service.pools import PoolPrompt, PoolStatus
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,7 +58,12 @@ class LmcachePool:
         self._clock = clock
         self._rules = breaker
         self._breaker = Breaker()
-        self._silent = False
+        self._status = PoolStatus()
+
+    @property
+    def status(self) -> PoolStatus:
+        """Whether the latest question was answered, and when one last was."""
+        return self._status
 
     async def look_up(self, prompt: PoolPrompt, members: Collection[str]) -> Mapping[str, Tokens]:
         """Ask for the whole prompt once, and read every member's depth from the answer."""
@@ -109,7 +114,10 @@ class LmcachePool:
 
     def _note(self, *, silent: bool, why: str = "") -> None:
         """Log a change, once; nothing of a prompt is in it."""
-        if silent != self._silent:
-            self._silent = silent
-            state = f"cannot be asked: {why}" if silent else "answers again"
-            _LOG.warning("pool %s %s", self._address.name, state)
+        before = self._status
+        at = before.answered_at if silent else self._clock.monotonic()
+        self._status = PoolStatus(answering=not silent, answered_at=at)
+        if silent and before.answering is not False:
+            _LOG.warning("pool %s cannot be asked: %s", self._address.name, why)
+        elif not silent and before.answering is False:
+            _LOG.warning("pool %s answers again", self._address.name)

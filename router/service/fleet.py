@@ -289,16 +289,9 @@ class Fleet:
         return member.others if member.others and self.fresh_reading(member) is not None else 0
 
     def ahead_seconds(self, member: Member, mean_prefill: Seconds) -> Seconds:
-        """Return the prefill time queued there: ours as expected, others' at the mean.
-
-        Others are what the engine reports running or waiting beyond our own legs.
-        """
+        """Return the prefill time queued there: ours as expected, others' at the mean."""
         own = max(0.0, member.busy_until - self._clock.monotonic()) if member.prefills else 0.0
-        reading = self.fresh_reading(member)
-        if reading is None:
-            return own
-        others = max(0, reading.running + reading.waiting - member.inflight)
-        return own + others * mean_prefill
+        return own + self.others_running(member) * mean_prefill
 
     def set_state(self, name: str, state: InstanceState) -> Member:
         """Activate, drain or disable an instance. Raises NotFound."""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from kvmeta.history import PromptHistory
 from kvmeta.speculation import Speculation
-from kvmeta.types import SourceId
+from kvmeta.types import CacheLayout, PromptBlocks, SourceId
 from router.domain.decision import Placement
 from router.domain.errors import NotFound
 from router.service.fleet import Fleet
-from router.service.routing import Routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +25,20 @@ class Foresight:
     speculation: Speculation
     history: PromptHistory
 
-    def computing(self, placement: Placement, routed: Routed) -> AbstractContextManager[None]:
-        """Let the prompt count as present where it is being computed while the block runs."""
+    def computing(
+        self, placement: Placement, layout: CacheLayout, prompt: PromptBlocks
+    ) -> AbstractContextManager[None]:
+        """Let `prompt` count as present where it is being computed while the block runs."""
         source = self._source(placement)
-        if source is None or routed.prompt is None:
+        if source is None:
             return nullcontext()
-        return self.speculation.computing(source, routed.ask.named.model.layout, routed.prompt)
+        return self.speculation.computing(source, layout, prompt)
 
-    def computed(self, placement: Placement, routed: Routed) -> None:
-        """Note that the prompt was computed."""
+    def computed(self, placement: Placement, layout: CacheLayout, prompt: PromptBlocks) -> None:
+        """Note that `prompt` was computed."""
         source = self._source(placement)
-        if source is None or routed.prompt is None or self._publishes(placement.instance):
-            return
-        self.history.note(source, routed.ask.named.model.layout, routed.prompt)
+        if source is not None and not self._publishes(placement.instance):
+            self.history.note(source, layout, prompt)
 
     def lost(self, instance: str) -> None:
         """Forget the guesses about an instance that does not take connections: it restarts."""

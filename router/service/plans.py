@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from router.domain.decision import Decision, NoRoute, Placement, Reason
 from router.domain.errors import NotFound
@@ -86,11 +86,10 @@ class RequestLedger:
     def _prefill(self, placement: Placement, compute_tokens: Tokens) -> Iterator[None]:
         kind = self._kinds.get(placement.cluster, ClusterKind.PD)
         expected = self._routed.ask.named.model.prefill_seconds(kind, compute_tokens)
-        self._computing = placement
         with (
             self._fleet.prefill_leg(placement.instance, expected),
             self._fleet.decode_due(self._routed.decision.decode.instance),
-            self._foresight.computing(placement, self._routed),
+            self._foresee(placement),
         ):
             yield
 
@@ -99,9 +98,16 @@ class RequestLedger:
         with ExitStack() as held:
             held.enter_context(self._fleet.decode_leg(placement.instance))
             if compute_tokens:
-                self._computing = placement
-                held.enter_context(self._foresight.computing(placement, self._routed))
+                held.enter_context(self._foresee(placement))
             yield
+
+    def _foresee(self, placement: Placement) -> AbstractContextManager[None]:
+        """Let the prompt count where it is being computed, if its blocks are known."""
+        self._computing = placement
+        if self._routed.prompt is None:
+            return nullcontext()
+        layout = self._routed.ask.named.model.layout
+        return self._foresight.computing(placement, layout, self._routed.prompt)
 
     def book(self, link: str, size: Bytes) -> Booking:
         """Reserve bytes on a link until the booking is released."""
@@ -110,9 +116,11 @@ class RequestLedger:
     def succeeded(self, instance: str) -> None:
         """Note a finished call."""
         self._fleet.record_success(instance)
-        if self._computing is not None and self._computing.instance == instance:
-            self._foresight.computed(self._computing, self._routed)
+        placement, prompt = self._computing, self._routed.prompt
+        if placement is not None and placement.instance == instance:
             self._computing = None
+            if prompt is not None:
+                self._foresight.computed(placement, self._routed.ask.named.model.layout, prompt)
 
     def failed(self, instance: str, kind: FailureKind) -> None:
         """Note a failed call; every kind counts alike against the breaker."""

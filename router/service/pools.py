@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvmeta.types import CacheBelief, CacheLayout, PromptBlocks, SourceId, SourceState
-from router.domain.units import Tokens
+from router.domain.units import Seconds, Tokens
 from router.service.fleet import Fleet
 from router.service.models import NamedModel
 from router.service.snapshots import Beliefs
@@ -22,8 +22,21 @@ class PoolPrompt:
     salt: str | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """How the latest question went. None: none was asked, or none was ever answered."""
+
+    answering: bool | None = None
+    answered_at: Seconds | None = None
+
+
 class PrefixPool(Protocol):
     """The directory of one pool, for one model."""
+
+    @property
+    def status(self) -> PoolStatus:
+        """How it does."""
+        ...
 
     async def look_up(self, prompt: PoolPrompt, members: Collection[str]) -> Mapping[str, Tokens]:
         """Return how much of `prompt` each member could load, from its first token on.
@@ -56,6 +69,11 @@ class PoolBook:
         for held in await asyncio.gather(*(self._ask(key, prompt) for key in asked)):
             found |= held
         return found
+
+    @property
+    def statuses(self) -> Mapping[tuple[str, str], PoolStatus]:
+        """How every pool does, by (cluster, model)."""
+        return {key: pool.status for key, pool in self._pools.items()}
 
     async def _ask(self, key: tuple[str, str], prompt: PoolPrompt) -> Mapping[SourceId, Tokens]:
         cluster, model = key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from kvmeta.index import MetadataIndex
@@ -16,6 +17,7 @@ from router.service.fleet import Fleet, Member
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog, ServedModel
 from router.service.operator import Operator, OverrideOrder, PairScope
+from router.service.pools import PoolBook
 from router.service.tenants import TenantBook
 
 
@@ -30,10 +32,12 @@ class StateReport:
         operator: Operator,
         catalog: ModelCatalog,
         index: MetadataIndex,
+        pools: PoolBook,
         admission: Admission,
         tenants: TenantBook,
         clock: Clock,
         store: str,
+        store_is_up: Callable[[], bool],
     ) -> None:
         """`store` names the kind of store, without credentials."""
         self._fleet = fleet
@@ -41,16 +45,18 @@ class StateReport:
         self._operator = operator
         self._catalog = catalog
         self._index = index
+        self._pools = pools
         self._admission = admission
         self._tenants = tenants
         self._clock = clock
         self._store = store
+        self._store_is_up = store_is_up
 
     async def whole(self) -> Document:
         """Return everything in one document."""
         return {
             "at": self._clock.now().isoformat(),
-            "store": {"kind": self._store, "up": True},
+            "store": {"kind": self._store, "up": self._store_is_up()},
             "models": [self._model(model) for model in self._catalog.models],
             "clusters": [
                 {"name": cluster.name, "kind": cluster.kind} for cluster in self._fleet.clusters
@@ -61,7 +67,22 @@ class StateReport:
             "queue": self._admission.describe(self._tenants.names),
             "overrides": [self.override(order) for order in self._operator.overrides],
             "index": {"sources": [source(report) for report in await self._index.describe()]},
+            "pools": self.pools(),
         }
+
+    def pools(self) -> list[Document]:
+        """Return how every shared pool does; null where none was asked yet."""
+        return [
+            {
+                "cluster": cluster,
+                "model": model,
+                "answering": status.answering,
+                "age_seconds": None
+                if status.answered_at is None
+                else self._age(status.answered_at),
+            }
+            for (cluster, model), status in self._pools.statuses.items()
+        ]
 
     def instances(self) -> list[Document]:
         """Return every instance."""

@@ -188,6 +188,9 @@ async def test_a_prompt_that_the_pool_has_stays_home(tmp_path: Path) -> None:
         coordinator.store(tokens[: 8 * CHUNK], Stored("s0"))
         warm = await system.complete([*tokens, 1])
         latest = (await system.decisions())[0]
+        (told,) = (await system.order("GET", "state"))["pools"]
+    assert told["answering"]
+    assert told["age_seconds"] < 5
     assert cold.headers["x-prfaas-route"] == "prfaas"
     assert warm.headers["x-prfaas-route"] == "local"
     assert warm.headers["x-prfaas-uncached-tokens"] == str(4 * CHUNK + 1)
@@ -217,6 +220,8 @@ async def test_requests_outlive_their_pool(tmp_path: Path) -> None:
         await coordinator.stop()
         answer = await system.complete(tokens)
         latest = (await system.decisions())[0]
+        (told,) = (await system.order("GET", "state"))["pools"]
+    assert told == {"cluster": "east", "model": "tiny", "answering": False, "age_seconds": None}
     assert answer.status_code == 200
     assert answer.headers["x-prfaas-route"] == "prfaas"
     assert latest["cached_tokens"]["east"] is None

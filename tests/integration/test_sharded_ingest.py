@@ -24,7 +24,7 @@ from tests.fakes.kv_events import Engine, payload
 from tests.fakes.kv_publisher import KvPublisher
 from tests.fakes.systems import BLOCK, describe, fresh_ids, write_configuration
 
-LEASE = 0.6
+LEASE = 1.5
 NAMES = [f"p{at}" for at in range(6)]
 
 
@@ -93,7 +93,7 @@ class Scene:
     async def reports(self) -> dict[str, SourceReport]:
         return {report.source.instance: report for report in await self.index.describe()}
 
-    async def until_synced(self, blocks: int, within: float = 8.0) -> None:
+    async def until_synced(self, blocks: int, within: float = 15.0) -> None:
         """Every source synced, each with so many blocks."""
         async with asyncio.timeout(within):
             while True:
@@ -141,7 +141,7 @@ async def scene(directory: Path, *, buffer_size: int = 10_000) -> AsyncIterator[
             await publisher.__aexit__(None, None, None)
 
 
-async def until(condition: Callable[[], bool], within: float = 8.0) -> None:
+async def until(condition: Callable[[], bool], within: float = 15.0) -> None:
     async with asyncio.timeout(within):
         while True:
             if condition():
@@ -195,6 +195,7 @@ async def test_what_the_index_knows_outlives_a_shard(tmp_path: Path) -> None:
     async with scene(tmp_path, buffer_size=2) as built:
         built.start("a")
         await shared_out(built, "a")
+        await built.until_synced(blocks=0)
         for _ in range(4):
             await built.publish()
         await built.until_synced(blocks=8)

@@ -1,0 +1,133 @@
+"""The Redis back end against the suite: one server, a Cluster, and behind a Sentinel."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvmeta.backends.redis import RedisIndex, open_redis_index
+from tests.contract.index_model import IndexModel
+from tests.contract.index_suite import IndexSuite, MakeIndex
+from tests.fakes.clocks import FakeClock
+from tests.fakes.redis_servers import (
+    Cluster,
+    Server,
+    Watched,
+    redis_cluster,
+    redis_sentinel,
+    redis_server,
+)
+
+BUDGET_SECONDS = 10.0
+"""The suite is about answers, not about time."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with redis_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with redis_cluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Watched]:
+    with redis_sentinel() as running:
+        yield running
+
+
+async def makers(url: str) -> AsyncIterator[MakeIndex]:
+    """Every index made has a namespace of its own, and is closed in the end."""
+    made: list[RedisIndex] = []
+
+    async def make(*, clock: FakeClock | None = None, **caps: int) -> RedisIndex:
+        index = open_redis_index(
+            url,
+            namespace=f"t{id(made)}-{len(made)}",
+            clock=(clock or FakeClock()).monotonic,
+            budget_seconds=BUDGET_SECONDS,
+            **caps,
+        )
+        made.append(index)
+        return index
+
+    yield make
+    for index in made:
+        await index.close()
+
+
+class TestRedisIndex(IndexSuite):
+    """One server."""
+
+    @pytest.fixture
+    async def make_index(self, server: Server) -> AsyncIterator[MakeIndex]:
+        server.call("FLUSHALL")
+        async for make in makers(server.url):
+            yield make
+
+
+class TestRedisClusterIndex(IndexSuite):
+    """Three primaries."""
+
+    @pytest.fixture
+    async def make_index(self, cluster: Cluster) -> AsyncIterator[MakeIndex]:
+        for server in cluster.servers:
+            server.call("FLUSHALL")
+        async for make in makers(cluster.url):
+            yield make
+
+
+class TestRedisSentinelIndex(IndexSuite):
+    """The master is found by asking."""
+
+    @pytest.fixture
+    async def make_index(self, watched: Watched) -> AsyncIterator[MakeIndex]:
+        watched.primary.call("FLUSHALL")
+        async for make in makers(watched.url):
+            yield make
+
+
+def model_on(url: str) -> type[IndexModel]:
+    """The model of truth, with an index at `url`; each run has a namespace of its own."""
+    numbers = itertools.count()
+
+    class RedisIndexModel(IndexModel):
+        @staticmethod
+        async def make() -> RedisIndex:
+            return open_redis_index(
+                url,
+                namespace=f"model-{next(numbers)}",
+                clock=FakeClock().monotonic,
+                budget_seconds=BUDGET_SECONDS,
+            )
+
+        def teardown(self) -> None:
+            assert isinstance(self.index, RedisIndex)
+            self.run(self.index.close())
+            super().teardown()
+
+    return RedisIndexModel
+
+
+def test_random_histories_on_one_server(server: Server) -> None:
+    """Stores, removals, clears and restarts in any order: the index knows the truth."""
+    run_state_machine_as_test(
+        model_on(server.url),
+        settings=settings(max_examples=100, stateful_step_count=40, deadline=None),
+    )
+
+
+def test_random_histories_on_a_cluster(cluster: Cluster) -> None:
+    """The same over three shards, where a batch is several writes."""
+    run_state_machine_as_test(
+        model_on(cluster.url),
+        settings=settings(max_examples=30, stateful_step_count=30, deadline=None),
+    )
