@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -16,14 +17,18 @@ from router.domain.errors import (
     NobodyAlive,
     NotFound,
     Overloaded,
+    RateLimited,
     RouterError,
     Unauthenticated,
     UpstreamBroken,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from router.domain.units import Seconds
 
-_RETRY_AFTER_SECONDS = b"1"
+_RETRY_AFTER: Seconds = 1.0
+_NEVER: Seconds = 60.0
+"""`Retry-After` of what no wait will help: a period of the limits, after which they may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ _TABLE: tuple[tuple[type[RouterError], Answer], ...] = (
     (BodyTooLarge, Answer(413, "invalid_request_error")),
     (BadRequest, Answer(400, "invalid_request_error")),
     (ClientFault, Answer(400, "invalid_request_error")),
+    (RateLimited, Answer(429, "rate_limit_error", retry=True)),
     (Overloaded, Answer(503, "overloaded_error", retry=True)),
     (NobodyAlive, Answer(503, "service_unavailable_error", retry=True)),
     (UpstreamTimeout, Answer(504, "upstream_timeout_error")),
@@ -64,11 +70,15 @@ def answer_for(error: BaseException) -> Answer:
     return _UNKNOWN
 
 
-def error_document(error: BaseException) -> dict[str, object]:
-    """Return the JSON document of an error. Internal errors tell nothing of themselves."""
+def error_document(error: BaseException, *, named: bool = False) -> dict[str, object]:
+    """Return the JSON document of an error. Internal errors tell nothing of themselves.
+
+    `named` adds the `type` that Anthropic's errors have at their top.
+    """
     answer = answer_for(error)
     known = isinstance(error, RouterError)
-    return {
+    top: dict[str, object] = {"type": "error"} if named else {}
+    return top | {
         "error": {
             "message": str(error) if known else "the gateway failed on this request",
             "type": answer.type,
@@ -78,22 +88,41 @@ def error_document(error: BaseException) -> dict[str, object]:
     }
 
 
-def error_response(error: BaseException) -> RawResponse:
-    """Return the whole response to an error."""
+def error_response(error: BaseException, *, named: bool = False) -> RawResponse:
+    """Return the whole response to an error; `named` as in `error_document`."""
     answer = answer_for(error)
-    body = msgspec.json.encode(error_document(error))
+    body = msgspec.json.encode(error_document(error, named=named))
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
     ]
     if answer.retry:
-        headers.append((b"retry-after", _RETRY_AFTER_SECONDS))
+        headers += _retry_headers(error)
     if answer.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return answer.status, headers, body
 
 
+def _retry_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
+    """Return when to come back: in whole seconds, as HTTP has it, and exactly, as OpenAI does.
+
+    OpenAI's clients prefer the exact number, and obey `x-should-retry`.
+    """
+    match error:
+        case RateLimited(retry_after=None):
+            return [(b"retry-after", b"%d" % _NEVER), (b"x-should-retry", b"false")]
+        case RateLimited(retry_after=seconds) if seconds is not None:
+            exact = (b"retry-after-ms", b"%d" % math.ceil(seconds * 1000))
+            return [(b"retry-after", b"%d" % max(1, math.ceil(seconds))), exact]
+        case Overloaded(retry_after=seconds):
+            return [(b"retry-after", b"%d" % max(1, math.ceil(seconds)))]
+        case _:
+            return [(b"retry-after", b"%d" % _RETRY_AFTER)]
+
+
 def _code(error: BaseException, answer: Answer) -> str | int:
     if isinstance(error, ClientFault) and error.code is not None:
         return error.code
+    if isinstance(error, RateLimited):
+        return "rate_limit_exceeded"  # the code that OpenAI's clients look for
     return answer.status

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr, field_serializer
+from pydantic import AfterValidator, Field, SecretStr, field_serializer
+from pydantic_core import PydanticCustomError
 
 from router.settings.fields import (
     Duration,
@@ -37,6 +38,54 @@ class CorsSettings(Section):
     """How long a browser keeps a preflight's answer (Starlette's default)."""
 
 
+_INTERNAL_PATHS: Final = frozenset(
+    # vLLM 0.33: what steers an engine or tells of it, much of it without any key there.
+    [
+        "/health",
+        "/load",
+        "/version",
+        "/metrics",
+        "/ping",
+        "/kv_event_sources",
+        "/scale_elastic_ep",
+        "/is_scaling_elastic_ep",
+        "/start_profile",
+        "/stop_profile",
+        "/reset_prefix_cache",
+        "/reset_mm_cache",
+        "/reset_encoder_cache",
+        "/sleep",
+        "/wake_up",
+        "/is_sleeping",
+        "/release_kv_cache_memory",
+        "/collective_rpc",
+        "/server_info",
+        "/pause",
+        "/resume",
+        "/is_paused",
+        "/abort_requests",
+        "/update_weights",
+        "/init_weight_transfer_engine",
+        "/get_world_size",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/inference/v1/abort_requests",
+    ]
+)
+_OWN_PATHS: Final = ("/ready", "/v1/models")
+
+
+def _check_passed_path(path: str) -> str:
+    if path.rstrip("/") in _INTERNAL_PATHS or path.startswith("/update_weights"):
+        raise PydanticCustomError("path", "is for operators of an engine, never for clients")
+    if path.startswith(_OWN_PATHS):
+        raise PydanticCustomError("path", "is the gateway's own")
+    return path
+
+
+PassedPath = Annotated[HttpPath, AfterValidator(_check_passed_path)]
+
+
 class ServerSettings(Section):
     """The gateway's listener."""
 
@@ -50,9 +99,10 @@ class ServerSettings(Section):
     (4 bytes a token), well over the longest context served today."""
     expose_routing_headers: bool = True
     """Whether answers carry `x-prfaas-*`; `x-request-id` stays in any case."""
-    passthrough_paths: tuple[HttpPath, ...] = ()
-    """Further engine paths that clients may call, such as `/tokenize`; they go to one `both` or
-    `decode` instance. Empty, since engines expose much that is not for clients."""
+    passthrough_paths: tuple[PassedPath, ...] = ()
+    """Further engine paths that clients may POST to, such as `/tokenize` or
+    `/v1/audio/transcriptions`; they go to one `both` or `decode` instance. Empty, since engines
+    expose much that is not for clients; what steers an engine is refused."""
     cors: CorsSettings = CorsSettings()
     """Cross-origin access."""
 
@@ -108,13 +158,23 @@ class TenantSettings(Section):
     """Isolates the tenant's cached prefixes. Left out, a salt is derived from a secret in the
     store, so that isolation is the default."""
     weight: PositiveNumber = 1
-    """Share of decode slots when requests queue, against other tenants' weights."""
+    """Share of decode slots when requests queue, against other tenants' weights. It also is its
+    share of the queue's places when that is full."""
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Who goes first when requests queue: the lower number, as in vLLM, before any weight counts.
+    It gives way to those who have waited half of `admission.queue_timeout_seconds`, so that nobody
+    starves."""
+    allow_priority: bool = False
+    """Whether a request may name its own priority, by the header `x-prfaas-priority` or the body's
+    `priority`: not before its tenant's, but after it. Without tenants every request may."""
     max_concurrency: PositiveCount | None = None
     """Most requests at once; left out, the decode slots alone bound it."""
     requests_per_minute: PositiveCount | None = None
-    """Most requests started in a minute; left out, unlimited."""
+    """Requests a minute, in a bucket that holds one minute's worth and refills evenly, as OpenAI's
+    limits do; left out, unlimited. What is refused uses nothing up."""
     tokens_per_minute: PositiveCount | None = None
-    """Most prompt tokens accepted in a minute; left out, unlimited."""
+    """Prompt tokens a minute, in such a bucket. A longer prompt than that is never accepted; left
+    out, unlimited."""
     home: Name | None = None
     """Its home PD cluster; left out, the least loaded one of each request."""
     allow_home_header: bool = False
@@ -126,8 +186,9 @@ class AdmissionSettings(Section):
     """The queue before the decode slots."""
 
     queue_size: PositiveCount = 1024
-    """Most requests waiting for a decode slot; beyond it 503 with Retry-After. As many as
-    `upstream.max_connections_per_instance`: a queue as long as an instance is wide."""
+    """Most requests waiting for a decode slot; beyond it 503 with Retry-After, for the last of the
+    tenant that waits with most for its weight. As many as `upstream.max_connections_per_instance`:
+    a queue as long as an instance is wide."""
     queue_timeout_seconds: PositiveDuration = 60
     """Longest wait for a slot; then 503. Load balancers commonly give up at 60 s."""
 
