@@ -284,9 +284,7 @@ class RedisIndex:
                 await self._check_images()
             if not self._writer.has_written:
                 return
-            for owned in list(self._writer.owned):
-                if not owned.is_imaged and not await self._writer.repair(owned):
-                    return
+            await self._repair()
             await self._writer.tell_seen(self._writer.owned)
             swept = 1
             while swept:
@@ -299,6 +297,12 @@ class RedisIndex:
                 self._scrubbed_at = self._clock()
         except (StoreError, TimeoutError):
             _LOG.debug("upkeep of the store", exc_info=True)
+
+    async def _repair(self) -> None:
+        """Make lost images anew, up to the first that fails; sweeping may make room."""
+        for owned in list(self._writer.owned):
+            if not owned.is_imaged and not await self._writer.repair(owned):
+                return
 
     async def _sweep_once(self) -> int:
         async with asyncio.timeout(_UPKEEP_TIMEOUT_SECONDS):
