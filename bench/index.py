@@ -202,7 +202,7 @@ async def measure(server: Server, rounds: int, blocks: int) -> list[str]:
         "",
         f"Written by `python -m bench.index` on {platform.machine()}, {os.cpu_count()} processors,"
         f" Python {platform.python_version()}, Redis {version} on the same host over loopback; load"
-        f" average {os.getloadavg()[0]:.1f} at the end, of which 1.5 are the benchmark's. Where that"
+        f" average {os.getloadavg()[0]:.1f} at the end, of which 1.5 are its own. Where that"
         " is over the number of processors, the tenth percentile is nearest to an idle median.",
         "",
         f"Look-up of {TOKENS:,} tokens held by {SOURCES} sources to random depths, by one of them"
