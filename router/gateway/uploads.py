@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from router.domain.errors import BadRequest, ClientGone
@@ -74,7 +74,7 @@ class BodyStream:
         except UnicodeDecodeError as error:
             raise BadRequest("model must be text", param="model") from error
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Iterate over the body. Raises ClientGone, and BodyTooLarge over the limit."""
         self._started = True
         try:

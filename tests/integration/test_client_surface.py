@@ -15,10 +15,13 @@ from router.settings import SettingsError, load
 from tests.fakes.live_engines import LiveEngine, handoff
 from tests.fakes.raw_clients import calling
 from tests.fakes.scripted_engine import (
+    LAST_CHUNK,
     Hold,
     Recorded,
+    Reset,
     Script,
     Send,
+    Step,
     Until,
     head,
     json_answer,
@@ -219,6 +222,20 @@ async def test_answers_that_are_not_json_stream(tmp_path: Path) -> None:
             assert await anext(pieces) == first
             gate.set()
             assert b"".join([piece async for piece in pieces]) == second
+
+
+@pytest.mark.parametrize("end", ["clean", "cut"])
+async def test_streams_of_passed_paths_end_as_they_like(tmp_path: Path, end: str) -> None:
+    """A stream of another API is whole where HTTP ends it; one that is cut ends with an error."""
+    path = "/v1/audio/speech"
+    events = b'data: {"type":"speech.audio.delta"}\n\n', b'data: {"type":"speech.audio.done"}\n\n'
+    last: list[Step] = [LAST_CHUNK] if end == "clean" else [Reset()]
+    async with scripted_system(tmp_path, server={"passthrough_paths": [path]}) as system:
+        system.engine("d0").on(path, stream(*events, end=last))
+        response = await system.client.post(path, json={**ASKED, "stream_format": "sse"})
+        assert response.content.startswith(b"".join(events))
+        assert (b'"error"' in response.content) is (end == "cut")
+        await system.settled()
 
 
 # -- forms with files
