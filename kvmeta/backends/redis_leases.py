@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from redis.exceptions import RedisError
 
+from kvmeta.backends.redis_store import close_client
 from kvmeta.leases import LeaseStoreAway
 
 FENCE_SECONDS = 86_400.0
@@ -41,6 +42,10 @@ class RedisLeases:
         self._renew = _read_script("lease_renew")
         self._release = _read_script("lease_release")
         self._announce = _read_script("members_announce")
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await close_client(self._client)
 
     async def announce(self, member: str, ttl_seconds: float) -> frozenset[str]:
         """One script: note, prune, list."""

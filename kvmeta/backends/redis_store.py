@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import redis.asyncio as aioredis
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
@@ -102,9 +102,17 @@ class RedisStore(Protocol):
 
 def open_store(url: StoreUrl) -> RedisStore:
     """Return the store behind `url`; connects on first use."""
+    client = open_client(url)
+    if isinstance(client, aioredis.RedisCluster):
+        return ClusterStore(client)
+    return SingleStore(client)
+
+
+def open_client(url: StoreUrl) -> aioredis.Redis | aioredis.RedisCluster:
+    """Return a client for `url`, of the one server that writes or of the whole Cluster."""
     match url.topology:
         case Topology.SINGLE:
-            return SingleStore(_single_client(url))
+            return _single_client(url)
         case Topology.SENTINEL:
             sentinel = Sentinel(  # type: ignore[no-untyped-call]  # redis-py leaves it out
                 url.hosts,
@@ -116,22 +124,29 @@ def open_store(url: StoreUrl) -> RedisStore:
                 **_common(url),
             )
             assert url.service is not None  # noqa: S101  # the parser demands it
-            client = sentinel.master_for(
+            client: aioredis.Redis = sentinel.master_for(
                 url.service,
                 redis_class=aioredis.Redis,
                 db=url.db,
                 max_connections=2 * MAX_CONNECTIONS,
             )
-            return SingleStore(client, *sentinel.sentinels)
+            return client
         case Topology.CLUSTER:
             nodes = [ClusterNode(host, port) for host, port in url.hosts]
-            return ClusterStore(
-                aioredis.RedisCluster(
-                    startup_nodes=nodes,
-                    max_connections=2 * MAX_CONNECTIONS,
-                    **_common(url),
-                )
+            return aioredis.RedisCluster(
+                startup_nodes=nodes,
+                max_connections=2 * MAX_CONNECTIONS,
+                **_common(url),
             )
+
+
+async def close_client(client: aioredis.Redis | aioredis.RedisCluster) -> None:
+    """Close a client's connections, and those to the sentinels that told of its server."""
+    await client.aclose()
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, SentinelConnectionPool):
+        for sentinel in pool.sentinel_manager.sentinels:
+            await sentinel.aclose()
 
 
 def _common(url: StoreUrl) -> dict[str, Any]:
@@ -174,9 +189,8 @@ class SingleStore:
     pages_per_command = 128
     is_atomic = True
 
-    def __init__(self, client: aioredis.Redis, *sentinels: aioredis.Redis) -> None:
+    def __init__(self, client: aioredis.Redis) -> None:
         self._client = client
-        self._sentinels = sentinels
         # redis-py fails where a connection too many is asked for, so its own bound is twice ours.
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)
 
@@ -240,9 +254,7 @@ class SingleStore:
 
     async def close(self) -> None:
         """Close every connection, the sentinels' too."""
-        await self._client.aclose()
-        for sentinel in self._sentinels:
-            await sentinel.aclose()
+        await close_client(self._client)
 
 
 class ClusterStore:
@@ -318,7 +330,7 @@ class ClusterStore:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._client.aclose()
+        await close_client(self._client)
 
 
 def _mark_of(told: Mapping[str, Any]) -> str:

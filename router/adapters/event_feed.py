@@ -53,6 +53,16 @@ class IngestFeed:
         await self._ingest.remove(instance)
 
 
+class NoFeed:
+    """A `SourceFeed` for a gateway whose index other processes fill (`prfaas kvmeta`)."""
+
+    async def add(self, spec: SourceSpec) -> None:
+        """Do nothing: an ingest process follows it."""
+
+    async def remove(self, instance: str) -> None:
+        """Do nothing: what the index holds of an instance belongs to an ingest process."""
+
+
 def offset_port(endpoint: str, rank: int) -> str:
     """Return the endpoint of a data-parallel rank: its port is the first rank's plus the rank.
 

@@ -15,6 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvmeta.backends.breakers import BreakerState
 from kvmeta.types import SourceId, SourceReport, SourceState
 from router.control.links import (
     fresh_telemetry,
@@ -64,6 +65,7 @@ class PrometheusMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.store_is_up = True
 
         def counter(name: str, what: str, labels: Sequence[str] = ()) -> Counter:
             return Counter(f"prfaas_{name}", what, labels, registry=self.registry)
@@ -221,11 +223,15 @@ class PrometheusMetrics:
     def lag(self, source: SourceId, seconds: float) -> None:
         """Told of an event's age; hosts' clocks differ, so it is not exported."""
 
+    def store_changed(self, state: BreakerState) -> None:
+        """Note whether look-ups reach the store."""
+        self.store_is_up = state is BreakerState.CLOSED
+
     # -- exposition --------------------------------------------------------------------------
 
     def watch(self, live: LiveState) -> None:
         """Read gauges from `live` at every scrape. Call once."""
-        self.registry.register(_LiveGauges(live))
+        self.registry.register(_LiveGauges(live, lambda: self.store_is_up))
 
     def render(self, sources: Iterable[SourceReport]) -> bytes:
         """Return the text exposition, with the index's sources as they are now."""
@@ -284,8 +290,9 @@ def _source_gauges(sources: Iterable[SourceReport]) -> Iterator[Metric]:
 class _LiveGauges(Collector):
     """Gauges computed from live state, so that they are true counts and never drift (CASES R09)."""
 
-    def __init__(self, live: LiveState) -> None:
+    def __init__(self, live: LiveState, store_is_up: Callable[[], bool]) -> None:
         self._live = live
+        self._store_is_up = store_is_up
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is known before the first scrape; this keeps registration from collecting."""
@@ -295,7 +302,8 @@ class _LiveGauges(Collector):
         yield from self._links()
         yield from self._instances()
         yield from self._thresholds()
-        yield GaugeMetricFamily("prfaas_store_up", "Whether the store answers", value=1.0)
+        up = float(self._store_is_up())
+        yield GaugeMetricFamily("prfaas_store_up", "Whether the store answers", value=up)
 
     def _links(self) -> Iterator[Metric]:
         def gauge(name: str, what: str) -> GaugeMetricFamily:

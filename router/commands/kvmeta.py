@@ -16,9 +16,9 @@ import uvloop
 from router.adapters.clocks import SystemClock
 from router.commands.logs import LogLevel, configure_logs
 from router.commands.output import CommandFailed, print_fault
-from router.compose.ingest import build_shard
+from router.compose.ingest import IngestShard, build_shard
 from router.compose.models import CompositionError
-from router.compose.stores import SharedStore, open_shared_store
+from router.compose.stores import Store, open_shared_store
 from router.settings import Settings, load
 
 
@@ -37,20 +37,21 @@ def kvmeta(
     the others take over when its leases end.
     """
     settings = load(config, os.environ).settings
+    clock = SystemClock()
     try:
-        store = open_shared_store(settings)
+        store = open_shared_store(settings, clock)
     except CompositionError as error:
         raise CommandFailed(f"{config}: {error}", code=2) from error
     configure_logs(log_level)
-    uvloop.run(_run(settings, store))
+    uvloop.run(_run(settings, store, clock))
 
 
-async def _run(settings: Settings, store: SharedStore) -> None:
+async def _run(settings: Settings, store: Store, clock: SystemClock) -> None:
     """Ingest until SIGTERM or SIGINT, then give everything back."""
     name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-    clock = SystemClock().monotonic
-    shard = build_shard(settings, store.index, store.leases, name=name, clock=clock)
-    running = asyncio.create_task(shard.run())
+    assert store.leases is not None  # noqa: S101 - a shared store has them
+    shard = build_shard(settings, store.index, store.leases, name=name, clock=clock.monotonic)
+    running = asyncio.create_task(_ingest(store, shard))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.cancel)
@@ -59,3 +60,8 @@ async def _run(settings: Settings, store: SharedStore) -> None:
         await running
     except asyncio.CancelledError:
         return
+
+
+async def _ingest(store: Store, shard: IngestShard) -> None:
+    async with store.running():
+        await shard.run()

@@ -20,6 +20,7 @@ from router.commands.process_environment import (
 from router.compose.gateway import build_gateway
 from router.compose.models import CompositionError
 from router.compose.running import Listening, run_gateway
+from router.compose.stores import read_secret
 from router.settings import Settings, load
 
 
@@ -49,7 +50,7 @@ def serve(
         raise Unusable(_explain_workers(loaded.settings, workers))
     configure_logs(log_level or environment.log_level)
     try:
-        gateway = build_gateway(loaded)
+        gateway = build_gateway(loaded, secret=uvloop.run(read_secret(loaded.settings)))
     except CompositionError as error:
         raise CommandFailed(f"{config}: {error}", code=2) from error
     listening = _listening(loaded.settings, host, port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,13 +14,15 @@ import httpx
 from kvmeta.history import ApproximateIndex, PromptHistory
 from kvmeta.index import MetadataIndex
 from kvmeta.ingest.service import KvIngest
+from kvmeta.ingest.sharded import SourceFeed
 from kvmeta.speculation import Speculation, SpeculativeIndex
 from router.adapters.clocks import SystemClock
 from router.adapters.engine_http import HttpEngineClient
 from router.adapters.event_discovery import EventDiscovery
-from router.adapters.event_feed import IngestFeed
+from router.adapters.event_feed import IngestFeed, NoFeed
 from router.adapters.metrics import LiveState, PrometheusMetrics
 from router.adapters.probes import HttpProbe
+from router.compose.ingest import build_shard
 from router.compose.models import (
     CompositionError,
     build_admin_keys,
@@ -30,7 +32,7 @@ from router.compose.models import (
     load_tokenizers,
 )
 from router.compose.pools import build_pools
-from router.compose.stores import open_index
+from router.compose.stores import Store, open_store
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
 from router.domain.errors import NotFound
@@ -83,6 +85,7 @@ class Core:
     fleet: Fleet
     links: LinkBoard
     operator: Operator
+    store: Store
     index: MetadataIndex
     foresight: Foresight
     truth: TruthWatch
@@ -100,9 +103,7 @@ class Gateway:
     application: Application
     admin: Application | None
     core: Core
-    feed: IngestFeed
-    ingest: KvIngest
-    discovery: EventDiscovery
+    ingest: Ingest
     membership: Membership
 
     def start_draining(self) -> None:
@@ -117,6 +118,7 @@ class Gateway:
         """
         probe = self.core.settings.upstream.probe
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.core.store.running())
             stack.push_async_callback(self.core.engines.aclose)
             client = await stack.enter_async_context(
                 httpx.AsyncClient(timeout=probe.timeout_seconds, trust_env=False)
@@ -128,15 +130,11 @@ class Gateway:
                 interval=probe.interval_seconds,
             )
             for instance in self.membership.instances:
-                await self.feed.follow(instance)
+                await self.ingest.feed.follow(instance)
             await prober.probe_all()
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            background = [
-                tasks.create_task(self.ingest.run()),
-                tasks.create_task(self.discovery.run()),
-                tasks.create_task(prober.run()),
-                tasks.create_task(self.core.truth.run()),
-            ]
+            runs = (*self.ingest.runs, prober.run, self.core.truth.run)
+            background = [tasks.create_task(run()) for run in runs]
             try:
                 yield
             finally:
@@ -144,37 +142,66 @@ class Gateway:
                     task.cancel()
 
 
-def build_gateway(loaded: Loaded) -> Gateway:
-    """Return the gateway of a configuration. Raises CompositionError."""
-    core = _build_core(loaded)
-    settings = loaded.settings
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    """How KV events reach the index: `feed` is told of instances, `runs` go on beside requests."""
+
+    feed: IngestFeed
+    runs: tuple[Callable[[], Coroutine[None, None, None]], ...]
+
+
+def build_gateway(loaded: Loaded, *, secret: bytes | None = None) -> Gateway:
+    """Return the gateway of a configuration. Raises CompositionError.
+
+    `secret` derives the salts of tenants that have none (`stores.read_secret`); None makes one up.
+    """
+    core = _build_core(loaded, secret or secrets.token_bytes(32))
     routing = _build_routing(core)
-    ingest = KvIngest(
+    ingest = _build_ingest(core)
+    membership = Membership(core.fleet, ingest.feed)
+    core.metrics.watch(LiveState(core.fleet, core.links, core.operator, core.catalog, core.clock))
+    application, admin = _build_applications(core, routing, membership)
+    return Gateway(application, admin, core, ingest, membership)
+
+
+def _build_ingest(core: Core) -> Ingest:
+    """Ingest here where the index is our own, or where it is asked for; then shared by leases."""
+    settings, store = core.settings, core.store
+    mode = settings.kvmeta.ingest
+    if store.leases is None and mode == "external":
+        raise CompositionError("kvmeta.ingest: external needs a store that processes share")
+    if store.leases is not None and mode == "embedded":
+        shard = build_shard(
+            settings,
+            core.index,
+            store.leases,
+            name=f"gateway-{_new_id()[:8]}",
+            clock=core.clock.monotonic,
+            hook=core.metrics,
+        )
+        return Ingest(shard.feed, (shard.run,))
+    following = KvIngest(
         core.index,
         probe_interval_seconds=settings.kvmeta.probe_interval_seconds,
         max_age_seconds=settings.kvmeta.max_age_seconds,
         hook=core.metrics,
     )
+    target: SourceFeed = following if store.leases is None else NoFeed()
     layout_of = layouts_by_instance(settings)
     discovery = EventDiscovery(
         core.engines,
-        ingest,
+        target,
         layout_of,
         interval=settings.kvmeta.probe_interval_seconds,
         timeout=settings.upstream.probe.timeout_seconds,
         told_ranks=core.fleet.set_ranks,
     )
-    feed = IngestFeed(ingest, layout_of, discovery)
-    membership = Membership(core.fleet, feed)
-    core.metrics.watch(LiveState(core.fleet, core.links, core.operator, core.catalog, core.clock))
-    application, admin = _build_applications(core, routing, membership)
-    return Gateway(application, admin, core, feed, ingest, discovery, membership)
+    runs = (discovery.run,) if store.leases is not None else (following.run, discovery.run)
+    return Ingest(IngestFeed(target, layout_of, discovery), runs)
 
 
-def _build_core(loaded: Loaded) -> Core:
+def _build_core(loaded: Loaded, secret: bytes) -> Core:
     settings = loaded.settings
-    if settings.kvmeta.ingest == "external":
-        raise CompositionError("kvmeta.ingest: external needs a store that processes share")
     clock = SystemClock()
     metrics = PrometheusMetrics()
     topology = build_topology(settings)
@@ -182,7 +209,8 @@ def _build_core(loaded: Loaded) -> Core:
     fleet = Fleet(topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings))
     foresight = _build_foresight(settings, fleet, clock)
     engines = HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance)
-    index = _foresee(open_index(settings, clock), foresight)
+    store = open_store(settings, clock, metrics)
+    index = _foresee(store.index, foresight)
     return Core(
         settings=settings,
         clock=clock,
@@ -206,10 +234,11 @@ def _build_core(loaded: Loaded) -> Core:
             ),
             clock=clock,
         ),
+        store=store,
         index=index,
         foresight=foresight,
         truth=TruthWatch(metrics, index),
-        tenants=TenantBook(build_tenants(settings), secret=secrets.token_bytes(32)),
+        tenants=TenantBook(build_tenants(settings), secret=secret),
         log=DecisionLog(),
         engines=engines,
         pools=PoolBook(fleet, build_pools(settings, engines, clock)),
@@ -367,7 +396,8 @@ def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRo
             index=core.index,
             pools=core.pools,
             clock=core.clock,
-            store="memory",
+            store=core.store.kind,
+            store_is_up=lambda: core.metrics.store_is_up,
         ),
         clock=core.clock,
         parse_instance=lambda document: parse_instance(document, core.settings),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvmeta.index import MetadataIndex
+from kvmeta.ingest.hooks import IngestHook
 from kvmeta.ingest.service import KvIngest
 from kvmeta.ingest.sharded import LEASE_SECONDS, LeasedIndex, Shard, ShardedIngest
 from kvmeta.leases import LeaseStore
@@ -50,6 +51,7 @@ def build_shard(
     name: str,
     clock: Callable[[], float],
     lease_seconds: float = LEASE_SECONDS,
+    hook: IngestHook | None = None,
 ) -> IngestShard:
     """Return the shard `name` of the ingest into `index`; `clock` is monotonic, in seconds."""
     shard = Shard(name, clock=clock, ttl_seconds=lease_seconds)
@@ -57,6 +59,7 @@ def build_shard(
         LeasedIndex(index, shard.may_write),
         probe_interval_seconds=settings.kvmeta.probe_interval_seconds,
         max_age_seconds=settings.kvmeta.max_age_seconds,
+        hook=hook,
     )
     sharded = ShardedIngest(following, leases, shard)
     engines = HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance)

@@ -14,16 +14,20 @@ from fastapi import APIRouter, Body, Depends, Query, Request, status
 from fastapi.responses import JSONResponse
 
 from router.control.links import BandwidthMode, Telemetry
-from router.domain.decision import Reason, Route, ThresholdMode
+from router.domain.decision import ThresholdMode
 from router.domain.errors import BadRequest, Forbidden, NotFound, Unauthenticated
 from router.domain.topology import Instance
 from router.domain.units import from_gbps
 from router.gateway.admin_models import (
     BandwidthBody,
+    DecisionParameters,
     ExplainBody,
     InstancePatch,
     LinkBody,
+    LinkParameters,
     OverrideBody,
+    OverrideParameters,
+    PairParameters,
     TelemetryBody,
     ThresholdBody,
     observed_age,
@@ -113,11 +117,7 @@ def _is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def _scope(model: str | None = None, prfaas: str | None = None, pd: str | None = None) -> PairScope:
-    return PairScope(model, prfaas, pd)
-
-
-Scope = Annotated[PairScope, Depends(_scope)]
+Pairs = Annotated[PairParameters, Query()]
 
 
 def build_admin(room: AdminRoom) -> APIRouter:
@@ -154,30 +154,32 @@ def _add_state(routes: APIRouter, room: AdminRoom, viewer: Any) -> None:  # noqa
 
 def _add_thresholds(routes: APIRouter, room: AdminRoom, viewer: Any, operator: Any) -> None:  # noqa: ANN401 - as above
     @routes.get("/threshold", dependencies=[viewer])
-    async def read_threshold(scope: Scope) -> Document:
+    async def read_threshold(pairs: Pairs) -> Document:
         """Return t: as ordered for the scope, else as configured, and what is in force a pair."""
-        _check_scope(room, scope)
-        return room.report.threshold(scope)
+        return room.report.threshold(_find_scope(room, pairs))
 
     @routes.put("/threshold")
     async def write_threshold(
-        scope: Scope, body: ThresholdBody, caller: Caller = operator
+        pairs: Pairs, body: ThresholdBody, caller: Caller = operator
     ) -> Document:
         """Set t for every pair or for a scope; `config` returns to the file."""
-        _check_scope(room, scope)
+        scope = _find_scope(room, pairs)
         mode = None if body.mode == "config" else ThresholdMode(body.mode)
         room.operator.order_threshold(scope, mode, body.tokens, by=caller.name)
         return room.report.threshold(scope)
 
 
-def _check_scope(room: AdminRoom, scope: PairScope) -> None:
-    """Refuse a scope that names nothing: a typo must not look like success."""
-    if scope.model is not None:
-        room.catalog.resolve(scope.model)
+def _find_scope(room: AdminRoom, pairs: PairParameters) -> PairScope:
+    """Return the scope that is meant; one that names nothing is refused, as a typo would be.
+
+    A model may be named by an alias.
+    """
+    model = None if pairs.model is None else room.catalog.resolve(pairs.model).model.name
     clusters = {cluster.name for cluster in room.fleet.clusters}
-    for name in (scope.prfaas, scope.pd):
+    for name in (pairs.prfaas, pairs.pd):
         if name is not None and name not in clusters:
             raise NotFound(f"no cluster {name!r}")
+    return PairScope(model, pairs.prfaas, pairs.pd)
 
 
 def _add_links(
@@ -223,16 +225,18 @@ def _add_links(
         return room.report.link(room.links.report(name, telemetry))
 
     @routes.get("/bandwidth", dependencies=[viewer])
-    async def read_bandwidth(link: str | None = None) -> Document:
+    async def read_bandwidth(which: Annotated[LinkParameters, Query()]) -> Document:
         """Return the regimes."""
-        return room.report.bandwidth(link)
+        return room.report.bandwidth(which.link)
 
     @routes.put("/bandwidth", dependencies=[operator])
-    async def write_bandwidth(body: BandwidthBody, link: str | None = None) -> Document:
+    async def write_bandwidth(
+        body: BandwidthBody, which: Annotated[LinkParameters, Query()]
+    ) -> Document:
         """Fix the regime of all links or of one, or let it follow the utilisation."""
         mode = None if body.mode == "config" else BandwidthMode(body.mode)
-        room.links.set_mode(mode, link)
-        return room.report.bandwidth(link)
+        room.links.set_mode(mode, which.link)
+        return room.report.bandwidth(which.link)
 
 
 def _add_overrides(routes: APIRouter, room: AdminRoom, viewer: Any, operator: Any) -> None:  # noqa: ANN401 - as above
@@ -247,18 +251,27 @@ def _add_overrides(routes: APIRouter, room: AdminRoom, viewer: Any, operator: An
     @routes.put("/override")
     async def write_override(body: OverrideBody, caller: Caller = operator) -> Document:
         """Force a route for a model, a tenant or everybody, for a time or until cleared."""
-        model = None if body.model is None else room.catalog.resolve(body.model).model.name
-        tenant = None if body.tenant is None else room.tenants.find(body.tenant).name
+        model, tenant = _find_override(room, body)
         room.operator.order_override(
             body.route, model=model, tenant=tenant, ttl=body.ttl_seconds, by=caller.name
         )
         return shown()
 
     @routes.delete("/override", dependencies=[operator])
-    async def clear_overrides(model: str | None = None, tenant: str | None = None) -> Document:
+    async def clear_overrides(whose: Annotated[OverrideParameters, Query()]) -> Document:
         """Drop the override of a scope; without a scope, all."""
+        model, tenant = _find_override(room, whose)
         room.operator.clear_overrides(model=model, tenant=tenant)
         return shown()
+
+
+def _find_override(
+    room: AdminRoom, whose: OverrideBody | OverrideParameters
+) -> tuple[str | None, str | None]:
+    """Return the model and the tenant that are meant. Raises NotFound for a name nobody has."""
+    model = None if whose.model is None else room.catalog.resolve(whose.model).model.name
+    tenant = None if whose.tenant is None else room.tenants.find(whose.tenant).name
+    return model, tenant
 
 
 def _add_instances(routes: APIRouter, room: AdminRoom, viewer: Any, operator: Any) -> None:  # noqa: ANN401 - as above
@@ -292,13 +305,9 @@ def _add_instances(routes: APIRouter, room: AdminRoom, viewer: Any, operator: An
 
 def _add_decisions(routes: APIRouter, room: AdminRoom, viewer: Any) -> None:  # noqa: ANN401 - as above
     @routes.get("/decisions", dependencies=[viewer])
-    async def read_decisions(
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
-        route: Route | None = None,
-        reason: Reason | None = None,
-    ) -> Document:
+    async def read_decisions(which: Annotated[DecisionParameters, Query()]) -> Document:
         """Return the latest decisions, newest first."""
-        records = room.log.latest(limit=limit, route=route, reason=reason)
+        records = room.log.latest(limit=which.limit, route=which.route, reason=which.reason)
         return {"decisions": [record.document() for record in records]}
 
     @routes.post("/decisions:explain", dependencies=[viewer])

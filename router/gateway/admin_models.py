@@ -1,4 +1,4 @@
-"""The bodies of the admin API, closed: an unknown field is an error, never silently ignored."""
+"""Bodies and queries of the admin API, closed: an unknown name is an error, never ignored."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
-from router.control.links import BandwidthMode, LinkHealth
-from router.domain.decision import Regime, Route
+from router.control.links import LinkHealth
+from router.domain.decision import Reason, Regime, Route
 from router.domain.topology import InstanceState, Role
 
 # Bounds far beyond any fleet: what is multiplied with them later must not overflow.
@@ -24,6 +24,41 @@ class Body(BaseModel):
     """A request body of the admin API."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Parameters(BaseModel):
+    """A query of the admin API. A misspelt scope would make an order one for everything."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PairParameters(Parameters):
+    """Which pairs of clusters a threshold is for; what is left out is any."""
+
+    model: str | None = None
+    prfaas: str | None = None
+    pd: str | None = None
+
+
+class LinkParameters(Parameters):
+    """One link, or all."""
+
+    link: str | None = None
+
+
+class OverrideParameters(Parameters):
+    """Whose override; without any name, everybody's."""
+
+    model: str | None = None
+    tenant: str | None = None
+
+
+class DecisionParameters(Parameters):
+    """Which of the latest decisions."""
+
+    limit: int = Field(100, ge=1, le=10_000)
+    route: Route | None = None
+    reason: Reason | None = None
 
 
 class ThresholdBody(Body):
@@ -62,7 +97,7 @@ class TelemetryBody(Body):
 class BandwidthBody(Body):
     """The regime: by utilisation, fixed, or back to the configuration."""
 
-    mode: BandwidthMode | Literal["config"]
+    mode: Literal["auto", "scarce", "abundant", "config"]
 
 
 class OverrideBody(Body):

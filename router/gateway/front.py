@@ -78,7 +78,7 @@ def _explain_http(request: Request, error: HTTPException) -> ClientFault:
 def _explain_invalid(error: RequestValidationError) -> BadRequest:
     """Return the first complaint in one line, with its place in the body."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    where = ".".join(str(part) for part in first["loc"] if part not in {"body", "query"})
     message = str(first["msg"]).removeprefix("Value error, ")
     return BadRequest(f"{where}: {message}" if where else message, param=where or None)
 

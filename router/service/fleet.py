@@ -63,7 +63,8 @@ class PrefillLeg:
 class Member:
     """One instance and everything that changes about it.
 
-    `decodes_due` counts the prefills elsewhere that will be decoded here.
+    `decodes_due` counts the prefills elsewhere that will be decoded here. `peak` is the most legs
+    of ours that ran there since the last reading, `others` what that reading told beyond them.
     """
 
     instance: Instance
@@ -76,6 +77,8 @@ class Member:
     decodes_due: int = 0
     busy_until: Seconds = 0.0
     transitions: int = 0
+    peak: int = 0
+    others: int = 0
 
     @property
     def inflight(self) -> int:
@@ -174,6 +177,8 @@ class Fleet:
             member.transitions += 1
         if reading is not None:
             member.reading = reading
+            member.others = max(0, reading.running + reading.waiting - member.peak)
+            member.peak = member.inflight
 
     def record_success(self, name: str) -> None:
         """An engine answered as it should, or blamed the client."""
@@ -199,6 +204,7 @@ class Fleet:
         now = self._clock.monotonic()
         leg = PrefillLeg(now, expected)
         member.prefills.append(leg)
+        member.peak = max(member.peak, member.inflight)
         member.busy_until = max(now, member.busy_until) + expected
         member.breaker = step_dispatched(member.breaker, now, self.rules.breaker)
         try:
@@ -236,6 +242,7 @@ class Fleet:
             yield
             return
         member.decodes += 1
+        member.peak = max(member.peak, member.inflight)
         member.breaker = step_dispatched(
             member.breaker, self._clock.monotonic(), self.rules.breaker
         )
@@ -260,17 +267,18 @@ class Fleet:
             return None
         return reading.waiting + sum(leg.sent_at > reading.at for leg in member.prefills)
 
-    def ahead_seconds(self, member: Member, mean_prefill: Seconds) -> Seconds:
-        """Return the prefill time queued there: ours as expected, others' at the mean.
+    def others_running(self, member: Member) -> int:
+        """Return how many requests that are not ours run or wait there; 0 when nobody knows.
 
-        Others are what the engine reports running or waiting beyond our own legs.
+        Legs that ended just before the scrape may still be in it: the most that we had since the
+        one before is taken as ours, so that a slot of ours is never taken for somebody else's.
         """
+        return member.others if self.fresh_reading(member) is not None else 0
+
+    def ahead_seconds(self, member: Member, mean_prefill: Seconds) -> Seconds:
+        """Return the prefill time queued there: ours as expected, others' at the mean."""
         own = max(0.0, member.busy_until - self._clock.monotonic()) if member.prefills else 0.0
-        reading = self.fresh_reading(member)
-        if reading is None:
-            return own
-        others = max(0, reading.running + reading.waiting - member.inflight)
-        return own + others * mean_prefill
+        return own + self.others_running(member) * mean_prefill
 
     def set_state(self, name: str, state: InstanceState) -> Member:
         """Activate, drain or disable an instance. Raises NotFound."""

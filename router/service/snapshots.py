@@ -169,7 +169,6 @@ class SnapshotBuilder:
         instance = member.instance
         belief, rank = _believe(member, beliefs)
         uncached = max(1, total - (belief.tokens or 0))
-        reading = self._fleet.fresh_reading(member)
         return InstanceView(
             name=instance.name,
             cluster=instance.cluster,
@@ -181,7 +180,7 @@ class SnapshotBuilder:
             ahead=self._fleet.ahead_seconds(member, mean_prefill),
             prefill=model.prefill_seconds(kind, uncached),
             queue_depth=self._fleet.queue_depth(member),
-            inflight=max(member.promised, reading.running + reading.waiting if reading else 0),
+            inflight=member.promised + self._fleet.others_running(member),
             slots=model.decode_slots,
             rank=rank,
         )

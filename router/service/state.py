@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from kvmeta.index import MetadataIndex
@@ -32,6 +33,7 @@ class StateReport:
         pools: PoolBook,
         clock: Clock,
         store: str,
+        store_is_up: Callable[[], bool],
     ) -> None:
         """`store` names the kind of store, without credentials."""
         self._fleet = fleet
@@ -42,12 +44,13 @@ class StateReport:
         self._pools = pools
         self._clock = clock
         self._store = store
+        self._store_is_up = store_is_up
 
     async def whole(self) -> Document:
         """Return everything in one document."""
         return {
             "at": self._clock.now().isoformat(),
-            "store": {"kind": self._store, "up": True},
+            "store": {"kind": self._store, "up": self._store_is_up()},
             "models": [self._model(model) for model in self._catalog.models],
             "clusters": [
                 {"name": cluster.name, "kind": cluster.kind} for cluster in self._fleet.clusters

@@ -345,6 +345,30 @@ async def test_unknown_names_are_404(quiet: System) -> None:
         assert response.json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_misspelt_scope_is_refused(quiet: System) -> None:
+    """An order for one pair, link or tenant never becomes one for all by a typo in its query."""
+    for method, path, body in (
+        ("PUT", "threshold?modle=demo", {"mode": "off"}),
+        ("PUT", "bandwidth?lnik=west-east", {"mode": "abundant"}),
+        ("DELETE", "override?tennant=acme", None),
+        ("GET", "decisions?raeson=override", None),
+    ):
+        response = await quiet.admin(method, path, body)
+        name = path.partition("?")[2].partition("=")[0]
+        assert response.status_code == 400, (method, path, response.text)
+        assert response.json()["error"]["param"] == name
+
+
+async def test_orders_may_name_a_model_by_its_alias(tmp_path: Path) -> None:
+    """What is ordered for an alias holds for its model, and ends for it."""
+    async with scripted_system(tmp_path, model={"aliases": ["short"]}) as system:
+        told = await system.order("PUT", "threshold?model=short", {"mode": "manual", "tokens": 7})
+        assert [pair["effective_tokens"] for pair in told["pairs"]] == [7]
+        await system.order("PUT", "override", {"route": "local", "model": "short"})
+        assert (await system.order("DELETE", "override?model=short"))["overrides"] == []
+
+
 async def test_an_inner_failure_has_the_error_shape(tmp_path: Path) -> None:
     """What the code did not foresee is a 500 in the shape of all errors, and tells nothing."""
     document = describe([{"name": "east", "kind": "pd"}], threshold=1, model={}, links=[])

@@ -137,6 +137,23 @@ def test_time_ahead_counts_our_legs_down_and_others_at_the_mean() -> None:
     assert member.busy_until == clock.monotonic()
 
 
+def test_what_of_ours_a_scrape_saw_is_not_taken_for_others() -> None:
+    """A leg that ran at the scrape and has ended since leaves no queue behind.
+
+    Taken for somebody else's it would send the next turn of a conversation away from its cache.
+    """
+    clock = FakeClock()
+    fleet = a_fleet(clock)
+    member = fleet.member("p0")
+    with fleet.prefill_leg("p0", 1.0), fleet.decode_leg("p0"):
+        at = clock.monotonic()
+    fleet.record_probe("p0", ok=True, reading=EngineReading(at=at, waiting=3, running=2))
+    assert fleet.others_running(member) == 3
+    assert fleet.ahead_seconds(member, 1.0) == pytest.approx(3.0)
+    fleet.record_probe("p0", ok=True, reading=EngineReading(at=at, waiting=3, running=2))
+    assert fleet.others_running(member) == 5
+
+
 def test_r09_counts_return_to_zero_however_a_leg_ends() -> None:
     """An exception inside a leg leaves no count behind."""
     fleet = a_fleet(FakeClock())
