@@ -464,13 +464,14 @@ async def test_unknown_responses_are_404_without_a_call(tmp_path: Path) -> None:
         ):
             response = await system.client.request(method, RESPONSES + path)
             assert response.status_code == status
+            assert ("allow" in response.headers) is (status == 405)
             assert response.json()["error"]["message"]
         asked = {each.path for each in system.engine("d0").requests}
         assert asked <= {"/health", "/metrics"}
 
 
 async def test_responses_are_their_tenants(tmp_path: Path) -> None:
-    """Nobody reads another tenant's response, and nobody reads one without a key."""
+    """Nobody reads or continues another tenant's response, nor any without a key."""
     tenants = [{"name": name, "api_keys": [f"sk-{name}"]} for name in ("acme", "zeta")]
     async with scripted_system(tmp_path, tenants=tenants) as system:
         engine = system.engine("d0")
@@ -485,6 +486,10 @@ async def test_responses_are_their_tenants(tmp_path: Path) -> None:
         ):
             read = await system.client.get(f"{RESPONSES}/resp_1", headers=headers)
             assert read.status_code == status
+            following = {**ASKED, "previous_response_id": "resp_1"}
+            continued = await system.client.post(RESPONSES, json=following, headers=headers)
+            assert continued.status_code == status
+        assert len(asked_of(engine, RESPONSES)) == 2
 
 
 async def test_a_response_whose_instance_is_away(tmp_path: Path) -> None:
