@@ -27,12 +27,14 @@ from router.domain.decision import Decision, Placement, Route, TokenSource
 from router.domain.topology import ClusterKind
 from router.domain.units import Bytes, Seconds
 from router.ports import Clock
+from router.service.admission import Admission
 from router.service.decisions import DecisionRecord
 from router.service.fleet import Fleet
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog
 from router.service.operator import Operator
 from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, Usage
+from router.service.tenants import TenantBook
 
 _TOKEN_BUCKETS = tuple(float(1 << power) for power in range(7, 19))
 """128 to 262,144 tokens: the paper's workload is cut at 128 and 128K."""
@@ -46,6 +48,9 @@ _TOKEN_SECONDS_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.
 _LOOKUP_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1)
 """Up to and over the look-up budget of 20 ms."""
 
+_QUEUE_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0)
+"""The first tells of no queue at all; up to and over the usual time-out of 60 s."""
+
 OTHER = "other"
 
 
@@ -58,10 +63,12 @@ class LiveState:
     operator: Operator
     catalog: ModelCatalog
     clock: Clock
+    admission: Admission
+    tenants: TenantBook
 
 
 class PrometheusMetrics:
-    """Implements the decision, relay, request and ingest hooks; renders the exposition."""
+    """Implements the decision, queue, relay, request and ingest hooks; renders the exposition."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -110,6 +117,12 @@ class PrometheusMetrics:
         self._lookup = histogram(
             "index_lookup_seconds", "Look-ups in the KV-metadata index", _LOOKUP_BUCKETS
         )
+        self._queued = histogram(
+            "queue_seconds",
+            "From counted to admitted, or turned away; 0 where a decode slot was free",
+            _QUEUE_BUCKETS,
+            ("tenant",),
+        )
         self._truth = counter(
             "index_truth_total",
             "Beliefs compared with what the engine reported; over: believed more than was there,"
@@ -153,6 +166,10 @@ class PrometheusMetrics:
     def looked_up(self, elapsed: Seconds, *, timed_out: bool) -> None:  # noqa: ARG002 - part of the hook
         """Time a look-up."""
         self._lookup.observe(elapsed)
+
+    def waited(self, tenant: str, elapsed: Seconds) -> None:
+        """Time a wait for a decode slot."""
+        self._queued.labels(tenant).observe(elapsed)
 
     # -- the relay ---------------------------------------------------------------------------
 
@@ -302,6 +319,7 @@ class _LiveGauges(Collector):
         yield from self._links()
         yield from self._instances()
         yield from self._thresholds()
+        yield from self._queue()
         up = float(self._store_is_up())
         yield GaugeMetricFamily("prfaas_store_up", "Whether the store answers", value=up)
 
@@ -353,6 +371,14 @@ class _LiveGauges(Collector):
             if depth is not None:
                 queue.add_metric(name, depth)
         yield from (up, inflight, queue, breaker, turns)
+
+    def _queue(self) -> Iterator[Metric]:
+        depth = GaugeMetricFamily(
+            "prfaas_queue_depth", "Requests that wait for a decode slot", labels=["tenant"]
+        )
+        for tenant in sorted(self._live.tenants.names):
+            depth.add_metric([tenant], self._live.admission.depth(tenant))
+        yield depth
 
     def _thresholds(self) -> Iterator[Metric]:
         tokens = GaugeMetricFamily(

@@ -33,6 +33,7 @@ from router.compose.models import (
 )
 from router.compose.pools import build_pools
 from router.compose.stores import Store, open_store
+from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
 from router.domain.errors import NotFound
@@ -49,11 +50,13 @@ from router.gateway.front import (
 )
 from router.gateway.openai import OpenAiRules, OpenAiSurface
 from router.ports import Timeouts
+from router.service.admission import Admission
 from router.service.connectors import Connector, find_connector, third_party_connectors
 from router.service.counting import EngineCounter, PromptCounter
 from router.service.decisions import DecisionLog
 from router.service.fleet import Fleet, FleetRules
 from router.service.foresight import Foresight
+from router.service.limits import MemoryLimits
 from router.service.links import LinkBoard
 from router.service.membership import Membership
 from router.service.models import ModelCatalog
@@ -70,6 +73,7 @@ from router.service.state import StateReport
 from router.service.stored_responses import StoredResponses
 from router.service.tenants import TenantBook
 from router.service.truth import TruthWatch
+from router.service.visits import Visits
 from router.settings import Loaded, Settings, build_topology, parse_instance
 
 
@@ -91,6 +95,7 @@ class Core:
     truth: TruthWatch
     pools: PoolBook
     tenants: TenantBook
+    admission: Admission
     log: DecisionLog
     engines: HttpEngineClient
     draining: asyncio.Event
@@ -159,7 +164,17 @@ def build_gateway(loaded: Loaded, *, secret: bytes | None = None) -> Gateway:
     routing = _build_routing(core)
     ingest = _build_ingest(core)
     membership = Membership(core.fleet, ingest.feed)
-    core.metrics.watch(LiveState(core.fleet, core.links, core.operator, core.catalog, core.clock))
+    core.metrics.watch(
+        LiveState(
+            core.fleet,
+            core.links,
+            core.operator,
+            core.catalog,
+            core.clock,
+            core.admission,
+            core.tenants,
+        )
+    )
     application, admin = _build_applications(core, routing, membership)
     return Gateway(application, admin, core, ingest, membership)
 
@@ -206,6 +221,7 @@ def _build_core(loaded: Loaded, secret: bytes) -> Core:
     metrics = PrometheusMetrics()
     topology = build_topology(settings)
     threshold = settings.scheduler.threshold
+    catalog = build_catalog(loaded)
     fleet = Fleet(topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings))
     foresight = _build_foresight(settings, fleet, clock)
     engines = HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance)
@@ -215,7 +231,7 @@ def _build_core(loaded: Loaded, secret: bytes) -> Core:
         settings=settings,
         clock=clock,
         metrics=metrics,
-        catalog=build_catalog(loaded),
+        catalog=catalog,
         connector=_choose_connector(settings),
         fleet=fleet,
         links=LinkBoard(
@@ -239,10 +255,30 @@ def _build_core(loaded: Loaded, secret: bytes) -> Core:
         foresight=foresight,
         truth=TruthWatch(metrics, index),
         tenants=TenantBook(build_tenants(settings), secret=secret),
+        admission=_build_admission(settings, fleet, catalog, clock, metrics),
         log=DecisionLog(),
         engines=engines,
         pools=PoolBook(fleet, build_pools(settings, engines, clock)),
         draining=asyncio.Event(),
+    )
+
+
+def _build_admission(
+    settings: Settings,
+    fleet: Fleet,
+    catalog: ModelCatalog,
+    clock: SystemClock,
+    metrics: PrometheusMetrics,
+) -> Admission:
+    timeout = settings.admission.queue_timeout_seconds
+    return Admission(
+        fleet,
+        {model.name: model.decode_slots for model in catalog.models},
+        clock=clock,
+        hook=metrics,
+        # Half of the time for priorities, half for everybody: nobody times out for them alone.
+        rules=AdmissionRules(settings.admission.queue_size, patience=timeout / 2),
+        timeout=timeout,
     )
 
 
@@ -332,6 +368,7 @@ def _build_applications(
         routing=routing,
         make_relay=lambda routed: _make_relay(core, routing, routed),
         tenants=core.tenants,
+        visits=Visits(MemoryLimits(core.clock), core.admission, core.clock),
         catalog=core.catalog,
         stored=StoredResponses(core.clock),
         hook=core.metrics,
@@ -394,6 +431,8 @@ def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRo
             operator=core.operator,
             catalog=core.catalog,
             index=core.index,
+            admission=core.admission,
+            tenants=core.tenants,
             pools=core.pools,
             clock=core.clock,
             store=core.store.kind,

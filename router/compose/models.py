@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvmeta.types import CacheLayout
 from router.adapters.tokenizers import HfTokenizer, TokenizerLoadError
+from router.control.limits import TenantLimits
 from router.domain.topology import ClusterKind, Instance
 from router.domain.units import from_gbps
 from router.gateway.admin import AdminKey, AdminRole
@@ -122,6 +123,12 @@ def build_tenants(settings: Settings) -> list[Tenant]:
             salt=None if tenant.cache_salt is None else tenant.cache_salt.get_secret_value(),
             home=tenant.home,
             may_choose_home=tenant.allow_home_header,
+            weight=tenant.weight,
+            priority=tenant.priority,
+            may_choose_priority=tenant.allow_priority,
+            limits=TenantLimits(
+                tenant.max_concurrency, tenant.requests_per_minute, tenant.tokens_per_minute
+            ),
         )
         for tenant in settings.tenants
     ]

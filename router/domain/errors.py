@@ -6,6 +6,8 @@ what the client may know and nothing of hosts, keys or prompts.
 
 from __future__ import annotations
 
+from router.domain.units import Seconds
+
 
 class RouterError(Exception):
     """Any failure that the gateway answers for."""
@@ -52,8 +54,23 @@ class BodyTooLarge(ClientFault):
     """The body is over `server.max_body_bytes` (413)."""
 
 
+class RateLimited(RouterError):
+    """The tenant's own limit is reached (429 with Retry-After).
+
+    `retry_after` None tells that this request is over the limit by itself: no wait will help.
+    """
+
+    def __init__(self, message: str, *, retry_after: Seconds | None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class Overloaded(RouterError):
     """The client should come back later (503 with Retry-After)."""
+
+    def __init__(self, message: str, *, retry_after: Seconds = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class NobodyAlive(RouterError):

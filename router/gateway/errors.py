@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -16,14 +17,18 @@ from router.domain.errors import (
     NobodyAlive,
     NotFound,
     Overloaded,
+    RateLimited,
     RouterError,
     Unauthenticated,
     UpstreamBroken,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from router.domain.units import Seconds
 
-_RETRY_AFTER_SECONDS = b"1"
+_RETRY_AFTER: Seconds = 1.0
+_NEVER: Seconds = 60.0
+"""`Retry-After` of what no wait will help: a period of the limits, after which they may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ _TABLE: tuple[tuple[type[RouterError], Answer], ...] = (
     (BodyTooLarge, Answer(413, "invalid_request_error")),
     (BadRequest, Answer(400, "invalid_request_error")),
     (ClientFault, Answer(400, "invalid_request_error")),
+    (RateLimited, Answer(429, "rate_limit_error", retry=True)),
     (Overloaded, Answer(503, "overloaded_error", retry=True)),
     (NobodyAlive, Answer(503, "service_unavailable_error", retry=True)),
     (UpstreamTimeout, Answer(504, "upstream_timeout_error")),
@@ -91,7 +97,7 @@ def error_response(error: BaseException, *, named: bool = False) -> RawResponse:
         (b"content-length", str(len(body)).encode()),
     ]
     if answer.retry:
-        headers.append((b"retry-after", _RETRY_AFTER_SECONDS))
+        headers += _retry_headers(error)
     if isinstance(error, MethodNotAllowed) and error.allow is not None:
         headers.append((b"allow", error.allow.encode()))
     if answer.status == 401:
@@ -99,7 +105,26 @@ def error_response(error: BaseException, *, named: bool = False) -> RawResponse:
     return answer.status, headers, body
 
 
+def _retry_headers(error: BaseException) -> list[tuple[bytes, bytes]]:
+    """Return when to come back: in whole seconds, as HTTP has it, and exactly, as OpenAI does.
+
+    OpenAI's clients prefer the exact number, and obey `x-should-retry`.
+    """
+    match error:
+        case RateLimited(retry_after=None):
+            return [(b"retry-after", b"%d" % _NEVER), (b"x-should-retry", b"false")]
+        case RateLimited(retry_after=seconds) if seconds is not None:
+            exact = (b"retry-after-ms", b"%d" % math.ceil(seconds * 1000))
+            return [(b"retry-after", b"%d" % max(1, math.ceil(seconds))), exact]
+        case Overloaded(retry_after=seconds):
+            return [(b"retry-after", b"%d" % max(1, math.ceil(seconds)))]
+        case _:
+            return [(b"retry-after", b"%d" % _RETRY_AFTER)]
+
+
 def _code(error: BaseException, answer: Answer) -> str | int:
     if isinstance(error, ClientFault) and error.code is not None:
         return error.code
+    if isinstance(error, RateLimited):
+        return "rate_limit_exceeded"  # the code that OpenAI's clients look for
     return answer.status

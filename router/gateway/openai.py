@@ -21,6 +21,7 @@ from router.domain.errors import (
 from router.domain.units import Tokens
 from router.gateway.access import Outcome, RequestHook, log_request
 from router.gateway.errors import error_response
+from router.gateway.rate_headers import rate_headers
 from router.gateway.requests import (
     Receive,
     Scope,
@@ -45,6 +46,7 @@ from router.service.stored_responses import (
     StoredResponses,
 )
 from router.service.tenants import Tenant, TenantBook
+from router.service.visits import Visit, Visits
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,6 +74,12 @@ _MESSAGES_PREFIX = "/v1/messages"
 _QUERY = re.compile(rb"[\x21-\x7e]{0,2048}")
 _CLIENT_CLOSED = 499
 """How logs and metrics tell of a client that left (nginx's code); nobody is answered with it."""
+
+_LAST = 100
+"""The last priority that counts: more are the same, so that they cannot be without number."""
+
+_LONGEST_INTEGER = 20
+"""Characters of a signed integer of 64 bits, which is what vLLM takes for a priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,7 @@ class OpenAiSurface:
         routing: Routing,
         make_relay: RelayMaker,
         tenants: TenantBook,
+        visits: Visits,
         catalog: ModelCatalog,
         stored: StoredResponses,
         hook: RequestHook,
@@ -122,6 +131,7 @@ class OpenAiSurface:
         self.routing = routing
         self.make_relay = make_relay
         self.tenants = tenants
+        self.visits = visits
         self.catalog = catalog
         self.stored = stored
         self.hook = hook
@@ -161,7 +171,9 @@ class Endpoint:
         try:
             tenant = surface.tenants.authenticate(self._read_credential(scope))
             outcome.tenant = tenant.name
-            await self._answer(scope, receive, tenant, answer)
+            answer.visit = surface.visits.open(tenant)
+            async with answer.visit as visit:
+                await self._answer(scope, receive, visit, answer)
         except ClientGone:
             outcome.status = outcome.status or _CLIENT_CLOSED
             outcome.error = "client_gone"
@@ -176,7 +188,7 @@ class Endpoint:
             log_request(outcome, elapsed)
 
     async def _answer(
-        self, scope: Scope, receive: Receive, tenant: Tenant, answer: Answering
+        self, scope: Scope, receive: Receive, visit: Visit, answer: Answering
     ) -> None:
         """Read the request, then serve it for as long as its client stays."""
         limit = self._surface.rules.max_body_bytes
@@ -189,13 +201,15 @@ class Endpoint:
         else:
             body = parse_body(await read_body(scope, receive, limit), self._kind)
             call = Call(self._path)
-        ask = self._form_ask(scope, body, tenant, answer.outcome)
-        await unless_gone(receive, self._serve(scope, ask, call, answer))
+        ask = self._form_ask(scope, body, visit.tenant, answer.outcome)
+        await unless_gone(receive, self._serve(scope, ask, call, visit, answer))
 
-    async def _serve(self, scope: Scope, ask: Ask, call: Call, answer: Answering) -> None:
+    async def _serve(
+        self, scope: Scope, ask: Ask, call: Call, visit: Visit, answer: Answering
+    ) -> None:
         """Decide and relay, and pass the answer on."""
         surface, outcome = self._surface, answer.outcome
-        routed = await surface.routing.route(ask)
+        routed = await surface.routing.route(ask, visit)
         outcome.total_tokens = routed.request.total_tokens
         outcome.decision = routed.decision
         request = RelayRequest(
@@ -234,6 +248,7 @@ class Endpoint:
             salt=salt,
             home=self._choose_home(scope, tenant),
             only=self._find_previous(body, tenant),
+            priority=choose_priority(scope, body, tenant),
         )
 
     def _find_previous(self, body: ClientBody, tenant: Tenant) -> str | None:
@@ -275,11 +290,30 @@ class Endpoint:
         return name if name in self._surface.rules.homes else tenant.home
 
 
+def choose_priority(scope: Scope, body: ClientBody, tenant: Tenant) -> int:
+    """Return a request's priority in the queue: lower goes first, as in vLLM.
+
+    `x-prfaas-priority`, else the body's `priority`, counts where the tenant may choose, and never
+    puts a request before its tenant's own. What is no integer is not the gateway's to judge.
+    """
+    if not tenant.may_choose_priority:
+        return tenant.priority
+    asked = header(scope, b"x-prfaas-priority")
+    if asked is None and "priority" in body.fields:
+        asked = bytes(body.fields["priority"])
+    if asked is None or len(asked) > _LONGEST_INTEGER:
+        return tenant.priority
+    try:
+        return max(tenant.priority, min(int(asked), _LAST))
+    except ValueError:
+        return tenant.priority
+
+
 class StoredEndpoint(Endpoint):
     """Reads and cancels stored responses, at the instance that made them."""
 
     async def _answer(
-        self, scope: Scope, receive: Receive, tenant: Tenant, answer: Answering
+        self, scope: Scope, receive: Receive, visit: Visit, answer: Answering
     ) -> None:
         response_id, _, order = scope["path"].removeprefix(_STORED_PREFIX).partition("/")
         if order not in {"", "cancel"}:
@@ -287,12 +321,12 @@ class StoredEndpoint(Endpoint):
         method = "POST" if order else "GET"
         if scope["method"] != method:
             raise MethodNotAllowed(f"this path takes {method}", allow=method)
-        origin = self._surface.stored.find(tenant.name, response_id)
+        origin = self._surface.stored.find(visit.tenant.name, response_id)
         if origin is None:
             raise NotFound(f"no response {response_id!r}", param="response_id")
         call = Call(scope["path"] + _read_query(scope), Verbatim(method=method))
-        ask = self._form_ask(scope, passed_body(origin.model), tenant, answer.outcome)
-        work = self._serve(scope, replace(ask, only=origin.instance), call, answer)
+        ask = self._form_ask(scope, passed_body(origin.model), visit.tenant, answer.outcome)
+        work = self._serve(scope, replace(ask, only=origin.instance), call, visit, answer)
         await unless_gone(receive, work)
 
 
@@ -318,6 +352,7 @@ class Answering:
         self._named_errors = named_errors
         self._started = False
         self.outcome = outcome
+        self.visit: Visit | None = None
 
     async def pass_on(self, response: RelayedResponse, spotter: IdSpotter | None = None) -> None:
         """Send an engine's answer, its pieces as they arrive; `spotter` looks for its id.
@@ -357,6 +392,8 @@ class Answering:
         self._started = True
         self.outcome.status = status
         headers.append((b"x-request-id", self.outcome.request_id.encode("ascii")))
+        if self.visit is not None:
+            headers += rate_headers(self.visit.standings)
         if self._expose_routing and self.outcome.decision is not None:
             headers += routing_headers(self.outcome.decision, self.outcome.total_tokens or 0)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

@@ -119,6 +119,8 @@ def decide_local(snapshot: Snapshot, reason: Reason) -> Decision | NoRoute:
 
 def without(snapshot: Snapshot, excluded: frozenset[str]) -> Snapshot:
     """Return the snapshot with the named instances not ready."""
+    if not excluded:
+        return snapshot
     clusters = tuple(
         replace(
             cluster,

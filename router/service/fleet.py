@@ -6,7 +6,7 @@ The pure steps are in `router.control.health`; this module holds their state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -106,6 +106,15 @@ class Fleet:
         self._members = {instance.name: Member(instance) for instance in instances}
         self._clock = clock
         self.rules = rules or FleetRules()
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` after each change of who is there, lives, or is told to be busy."""
+        self._watchers.append(watcher)
+
+    def _changed(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def __repr__(self) -> str:
         alive = sum(self.is_ready(member) for member in self._members.values())
@@ -146,12 +155,14 @@ class Fleet:
         if instance.cluster not in self._clusters:
             raise NotFound(f"no cluster {instance.cluster!r}")
         member = self._members[instance.name] = Member(instance)
+        self._changed()
         return member
 
     def remove(self, name: str) -> Instance:
         """Forget an instance; legs in flight there run to their end. Raises NotFound."""
         instance = self.member(name).instance
         del self._members[name]
+        self._changed()
         return instance
 
     def is_ready(self, member: Member) -> bool:
@@ -179,6 +190,7 @@ class Fleet:
             member.reading = reading
             member.others = max(0, reading.running + reading.waiting - member.peak)
             member.peak = member.inflight
+        self._changed()
 
     def record_success(self, name: str) -> None:
         """An engine answered as it should, or blamed the client."""
@@ -193,6 +205,7 @@ class Fleet:
             member.breaker = step_failed(
                 member.breaker, self._clock.monotonic(), self.rules.breaker
             )
+            self._changed()
 
     @contextmanager
     def prefill_leg(self, name: str, expected: Seconds) -> Iterator[None]:
@@ -273,7 +286,7 @@ class Fleet:
         Legs that ended just before the scrape may still be in it: the most that we had since the
         one before is taken as ours, so that a slot of ours is never taken for somebody else's.
         """
-        return member.others if self.fresh_reading(member) is not None else 0
+        return member.others if member.others and self.fresh_reading(member) is not None else 0
 
     def ahead_seconds(self, member: Member, mean_prefill: Seconds) -> Seconds:
         """Return the prefill time queued there: ours as expected, others' at the mean."""
@@ -284,6 +297,7 @@ class Fleet:
         """Activate, drain or disable an instance. Raises NotFound."""
         member = self.member(name)
         member.state = state
+        self._changed()
         return member
 
     def set_ranks(self, name: str, ranks: int) -> None:
@@ -301,4 +315,5 @@ class Fleet:
         if cluster.kind is ClusterKind.PRFAAS and role is not Role.PREFILL:
             raise Conflict(f"instances of prfaas cluster {cluster.name!r} only prefill")
         member.instance = replace(member.instance, role=role)
+        self._changed()
         return member

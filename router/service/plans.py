@@ -40,7 +40,7 @@ class RequestPlanner:
         excluded: frozenset[str],
     ) -> Decision | NoRoute:
         """Decide again for a local prefill."""
-        return self._routing.replan_local(self._routed, reason, excluded)
+        return await self._routing.replan_local(self._routed, reason, excluded)
 
     async def replan_decode(
         self,
@@ -48,7 +48,7 @@ class RequestPlanner:
         excluded: frozenset[str],
     ) -> Decision | NoRoute:
         """Decide again for another decode instance."""
-        return self._routing.replan_decode(self._routed, excluded)
+        return await self._routing.replan_decode(self._routed, excluded)
 
 
 def _served_name(named: NamedModel, own: str | None) -> str:

@@ -153,7 +153,8 @@ class Planner(Protocol):
     ) -> Decision | NoRoute:
         """Decide again with a decode instance outside `excluded`; keeps route and reason if it can.
 
-        The prefill placement is chosen afresh as well: a hand-off is single-use.
+        The prefill placement is chosen afresh as well: a hand-off is single-use. Waits, and raises,
+        as `replan_local`.
         """
         ...
 

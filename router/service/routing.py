@@ -11,6 +11,7 @@ from kvmeta.errors import KvMetaError
 from kvmeta.hashing import prompt_blocks
 from kvmeta.index import MetadataIndex
 from kvmeta.types import PromptBlocks
+from router.control.admission import Lane
 from router.domain.decision import (
     Decision,
     NoRoute,
@@ -24,19 +25,21 @@ from router.domain.errors import NobodyAlive
 from router.domain.units import Seconds, Tokens
 from router.policy.route import decide, decide_local, without
 from router.ports import Clock
-from router.service.bodies import ClientBody
+from router.service.bodies import BodyKind, ClientBody
 from router.service.counting import Counted, PromptCounter, estimate_tokens
 from router.service.decisions import DecisionLog, DecisionRecord
 from router.service.models import NamedModel
 from router.service.pools import PoolBook, raise_beliefs
 from router.service.snapshots import Beliefs, OperatingLengths, SnapshotBuilder, WhatIf
 from router.service.tenants import Tenant
+from router.service.visits import Visit
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One client's request, ready to be decided. `salt` is the cache salt that engines will get.
+    """One client's request, ready to be decided.
 
+    `salt` is the cache salt that engines will get. The lower `priority` goes first in the queue.
     `only` names the one instance that can serve it, since it holds what the request speaks of.
     """
 
@@ -47,6 +50,12 @@ class Ask:
     salt: str | None
     home: str | None = None
     only: str | None = None
+    priority: int = 0
+
+    @property
+    def is_about_stored(self) -> bool:
+        """Whether it reads or cancels a stored response: nothing is computed for it."""
+        return self.only is not None and self.body.kind is BodyKind.PASSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +80,21 @@ class Routed:
     request: RequestView
     beliefs: Beliefs
     record: DecisionRecord
+    visit: Visit
     prompt: PromptBlocks | None = None
 
     @property
     def decision(self) -> Decision:
         """Where the request runs now."""
         return self.record.decision
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """A count, and what it left of the decision's budget: 0 unbounded, None nothing."""
+
+    counted: Counted
+    left: Seconds | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,54 +159,118 @@ class Routing:
         self._rules = rules
         self._truncation = truncation
 
-    async def route(self, ask: Ask) -> Routed:
-        """Decide one request.
+    async def route(self, ask: Ask, visit: Visit) -> Routed:
+        """Decide one request: count it, wait for its decode slot, and decide on the fleet then.
 
-        Raises NobodyAlive, and BadRequest for a conversation whose fields have wrong types.
+        Raises RateLimited, Overloaded, NobodyAlive, and BadRequest for a conversation whose fields
+        have wrong types.
         """
-        considered = await self._consider(ask, None)
+        count = await self._count(ask)
+        await visit.charge(count.counted.total)
+        considered = await self._consider_admitted(ask, count, visit)
         record = self._remember(ask.request_id, considered.snapshot, considered.decision)
         return Routed(
-            ask, considered.snapshot.request, considered.beliefs, record, considered.prompt
+            ask, considered.snapshot.request, considered.beliefs, record, visit, considered.prompt
         )
 
+    async def _consider_admitted(self, ask: Ask, count: _Count, visit: Visit) -> _Considered:
+        """Look up and decide with a decode slot in hand.
+
+        Its instance may go before the decision is made; then the request waits on for another. A
+        call about a stored response decodes nothing: a cancel must not wait for what it cancels.
+        """
+        if ask.is_about_stored:
+            return await self._consider(ask, None)
+        while True:
+            await visit.admit(self._lane(ask, frozenset()), ask.priority)
+            considered = await self._look_and_decide(ask, count, visit)
+            if considered is not None:
+                return considered
+
+    async def _look_and_decide(self, ask: Ask, count: _Count, visit: Visit) -> _Considered | None:
+        prompt, beliefs, late = await self._believe_in_time(ask, count)
+        snapshot = self._build(ask, _view_request(ask, count.counted), beliefs)
+        roomy = without(snapshot, visit.full(ask.named.model.name))
+        decision = _decide(roomy, late=late)
+        if isinstance(decision, NoRoute):
+            return None
+        visit.settle(decision.decode.instance)
+        return _Considered(prompt, beliefs, roomy, decision)
+
     async def _consider(self, ask: Ask, what_if: WhatIf | None) -> _Considered:
-        """Count, look up and decide. Raises as `route`."""
-        timed_out = False
-        counted: Counted | None = None
-        prompt: PromptBlocks | None = None
-        beliefs: Beliefs = {}
-        try:
-            async with asyncio.timeout(self._rules.decision_timeout or None):
-                counted = await self._counter.count(ask.body, ask.named)
-                prompt = self._name_blocks(ask, counted)
-                beliefs = await self._believe(ask, counted, prompt)
-        except TimeoutError:
-            timed_out = True
-        if counted is None:
-            guess = estimate_tokens(ask.body, ask.named.model.bytes_per_token)
-            counted = Counted(guess, TokenSource.ESTIMATE)
-        request = _view_request(ask, counted)
+        """Count, look up and decide, without a slot. Raises NobodyAlive, BadRequest."""
+        count = await self._count(ask)
+        prompt, beliefs, late = await self._believe_in_time(ask, count)
+        request = _view_request(ask, count.counted)
         snapshot = self._build(ask, request, beliefs, what_if)
-        decision = (
-            decide_local(snapshot, Reason.DECISION_TIMEOUT) if timed_out else decide(snapshot)
-        )
+        decision = _decide(snapshot, late=late)
         if isinstance(decision, NoRoute):
             raise NobodyAlive(f"no live instance can decode {ask.named.asked!r} now")
         return _Considered(prompt, beliefs, snapshot, decision)
 
-    def replan_local(
+    async def _count(self, ask: Ask) -> _Count:
+        """Count the prompt within the decision's budget; over it the length is estimated."""
+        began = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(self._rules.decision_timeout or None):
+                counted = await self._counter.count(ask.body, ask.named)
+        except TimeoutError:
+            guess = estimate_tokens(ask.body, ask.named.model.bytes_per_token)
+            return _Count(Counted(guess, TokenSource.ESTIMATE), None)
+        if not self._rules.decision_timeout:
+            return _Count(counted, 0.0)
+        spent = self._clock.monotonic() - began
+        left = self._rules.decision_timeout - spent
+        return _Count(counted, left if left > 0 else None)
+
+    async def _believe_in_time(
+        self, ask: Ask, count: _Count
+    ) -> tuple[PromptBlocks | None, Beliefs, bool]:
+        """Look up within what is left of the budget; True where it is used up."""
+        if count.left is None:
+            return None, {}, True
+        prompt = self._name_blocks(ask, count.counted)
+        try:
+            async with asyncio.timeout(count.left or None):
+                return prompt, await self._believe(ask, count.counted, prompt), False
+        except TimeoutError:
+            return prompt, {}, True
+
+    async def replan_local(
         self, routed: Routed, reason: Reason, excluded: frozenset[str]
     ) -> Decision | NoRoute:
-        """Decide a request again, locally, on the fleet as it is now without the `excluded`."""
-        snapshot = without(self._rebuild(routed), excluded)
-        decision = decide_local(snapshot, reason)
-        return self._amend(routed, decision)
+        """Decide a request again, locally, on the fleet as it is now without the `excluded`.
 
-    def replan_decode(self, routed: Routed, excluded: frozenset[str]) -> Decision | NoRoute:
-        """Decide a request again without the `excluded`, by the rule."""
-        decision = decide(without(self._rebuild(routed), excluded))
-        return self._amend(routed, decision)
+        As `replan_decode` for its slot.
+        """
+        return await self._replan(routed, excluded, reason)
+
+    async def replan_decode(self, routed: Routed, excluded: frozenset[str]) -> Decision | NoRoute:
+        """Decide a request again without the `excluded`, by the rule.
+
+        Where only full instances are left it waits for a slot, what is left of the queue's
+        time-out. Raises Overloaded.
+        """
+        return await self._replan(routed, excluded, None)
+
+    async def _replan(
+        self, routed: Routed, excluded: frozenset[str], reason: Reason | None
+    ) -> Decision | NoRoute:
+        visit, ask = routed.visit, routed.ask
+        while True:
+            alive = without(self._rebuild(routed), excluded)
+            roomy = without(alive, visit.full(ask.named.model.name))
+            decision = _redecide(roomy, reason)
+            if isinstance(decision, Decision):
+                visit.settle(decision.decode.instance)
+                routed.record = self._log.amend(routed.record, decision)
+                return decision
+            if isinstance(_redecide(alive, reason), NoRoute):
+                return decision
+            try:
+                await visit.admit(self._lane(ask, excluded), ask.priority)
+            except NobodyAlive:
+                return decision
 
     def settle(self, routed: Routed, decision: Decision) -> None:
         """Remember what a request was answered by where the relay left the decided course."""
@@ -198,7 +280,7 @@ class Routing:
     async def explain(self, ask: Ask, what_if: WhatIf) -> DecisionRecord:
         """Decide a request on live state without following, counting or logging it.
 
-        Raises as `route`.
+        Raises NobodyAlive, BadRequest.
         """
         considered = await self._consider(ask, what_if)
         now = self._clock.now()
@@ -272,13 +354,13 @@ class Routing:
         snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
         if ask.only is None:
             return snapshot
-        names = {view.name for cluster in snapshot.clusters for view in cluster.instances}
-        return without(snapshot, frozenset(names - {ask.only}))
+        return without(snapshot, self._builder.all_but(ask.only))
 
-    def _amend(self, routed: Routed, decision: Decision | NoRoute) -> Decision | NoRoute:
-        if isinstance(decision, Decision):
-            routed.record = self._log.amend(routed.record, decision)
-        return decision
+    def _lane(self, ask: Ask, excluded: frozenset[str]) -> Lane:
+        """Return which decode slots will do."""
+        if ask.only is not None:
+            excluded |= self._builder.all_but(ask.only)
+        return Lane(ask.named.model.name, ask.home, excluded)
 
     def _remember(self, request_id: str, snapshot: Snapshot, decision: Decision) -> DecisionRecord:
         remote = decision.route is Route.PRFAAS
@@ -290,6 +372,14 @@ class Routing:
         self._log.add(record)
         self._hook.decided(record)
         return record
+
+
+def _decide(snapshot: Snapshot, *, late: bool) -> Decision | NoRoute:
+    return decide_local(snapshot, Reason.DECISION_TIMEOUT) if late else decide(snapshot)
+
+
+def _redecide(snapshot: Snapshot, reason: Reason | None) -> Decision | NoRoute:
+    return decide(snapshot) if reason is None else decide_local(snapshot, reason)
 
 
 def _view_request(ask: Ask, counted: Counted) -> RequestView:

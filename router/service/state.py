@@ -11,12 +11,14 @@ from router.control.links import LinkState, is_up, usable_bandwidth, utilization
 from router.domain.topology import ClusterKind
 from router.domain.units import Seconds, to_gbps
 from router.ports import Clock
+from router.service.admission import Admission
 from router.service.decisions import Document
 from router.service.fleet import Fleet, Member
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog, ServedModel
 from router.service.operator import Operator, OverrideOrder, PairScope
 from router.service.pools import PoolBook
+from router.service.tenants import TenantBook
 
 
 class StateReport:
@@ -31,6 +33,8 @@ class StateReport:
         catalog: ModelCatalog,
         index: MetadataIndex,
         pools: PoolBook,
+        admission: Admission,
+        tenants: TenantBook,
         clock: Clock,
         store: str,
         store_is_up: Callable[[], bool],
@@ -42,6 +46,8 @@ class StateReport:
         self._catalog = catalog
         self._index = index
         self._pools = pools
+        self._admission = admission
+        self._tenants = tenants
         self._clock = clock
         self._store = store
         self._store_is_up = store_is_up
@@ -58,6 +64,7 @@ class StateReport:
             "instances": self.instances(),
             "links": self.links(),
             "thresholds": self.pair_thresholds(),
+            "queue": self._admission.describe(self._tenants.names),
             "overrides": [self.override(order) for order in self._operator.overrides],
             "index": {"sources": [source(report) for report in await self._index.describe()]},
             "pools": self.pools(),
@@ -99,6 +106,8 @@ class StateReport:
             "inflight": member.inflight,
             "prefills_inflight": len(member.prefills),
             "decodes_inflight": member.decodes,
+            "decode_slots_held": self._admission.held(instance.name),
+            "decode_slots_used": self._admission.used(member),
             "queue_depth": self._fleet.queue_depth(member),
             "running": fresh.running if fresh else None,
             "kv_usage": fresh.kv_usage if fresh else None,

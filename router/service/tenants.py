@@ -7,6 +7,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from router.control.limits import TenantLimits
 from router.domain.errors import NotFound, Unauthenticated
 
 DEFAULT_TENANT = "default"
@@ -18,7 +19,9 @@ class Tenant:
 
     `key_digests` are the SHA-256 digests of its API keys: the gateway keeps no key in clear.
     `salt` None means one derived from a secret of this deployment. `home` is the PD cluster that
-    serves it, `may_choose_home` whether a request may name another.
+    serves it, `may_choose_home` whether a request may name another. `weight` is its share of the
+    decode slots when requests queue. The lower `priority` goes first; with `may_choose_priority`
+    a request may name one that is not before its tenant's.
     """
 
     name: str
@@ -26,6 +29,10 @@ class Tenant:
     salt: str | None = field(default=None, repr=False)
     home: str | None = None
     may_choose_home: bool = False
+    weight: float = 1.0
+    priority: int = 0
+    may_choose_priority: bool = False
+    limits: TenantLimits = TenantLimits()
 
 
 class TenantBook:
@@ -38,7 +45,7 @@ class TenantBook:
             digest: tenant for tenant in self._tenants.values() for digest in tenant.key_digests
         }
         self._secret = secret
-        self._open = Tenant(DEFAULT_TENANT, may_choose_home=True)
+        self._open = Tenant(DEFAULT_TENANT, may_choose_home=True, may_choose_priority=True)
 
     @property
     def is_open(self) -> bool:

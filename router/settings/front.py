@@ -158,13 +158,23 @@ class TenantSettings(Section):
     """Isolates the tenant's cached prefixes. Left out, a salt is derived from a secret in the
     store, so that isolation is the default."""
     weight: PositiveNumber = 1
-    """Share of decode slots when requests queue, against other tenants' weights."""
+    """Share of decode slots when requests queue, against other tenants' weights. It also is its
+    share of the queue's places when that is full."""
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Who goes first when requests queue: the lower number, as in vLLM, before any weight counts.
+    It gives way to those who have waited half of `admission.queue_timeout_seconds`, so that nobody
+    starves."""
+    allow_priority: bool = False
+    """Whether a request may name its own priority, by the header `x-prfaas-priority` or the body's
+    `priority`: not before its tenant's, but after it. Without tenants every request may."""
     max_concurrency: PositiveCount | None = None
     """Most requests at once; left out, the decode slots alone bound it."""
     requests_per_minute: PositiveCount | None = None
-    """Most requests started in a minute; left out, unlimited."""
+    """Requests a minute, in a bucket that holds one minute's worth and refills evenly, as OpenAI's
+    limits do; left out, unlimited. What is refused uses nothing up."""
     tokens_per_minute: PositiveCount | None = None
-    """Most prompt tokens accepted in a minute; left out, unlimited."""
+    """Prompt tokens a minute, in such a bucket. A longer prompt than that is never accepted; left
+    out, unlimited."""
     home: Name | None = None
     """Its home PD cluster; left out, the least loaded one of each request."""
     allow_home_header: bool = False
@@ -176,8 +186,9 @@ class AdmissionSettings(Section):
     """The queue before the decode slots."""
 
     queue_size: PositiveCount = 1024
-    """Most requests waiting for a decode slot; beyond it 503 with Retry-After. As many as
-    `upstream.max_connections_per_instance`: a queue as long as an instance is wide."""
+    """Most requests waiting for a decode slot; beyond it 503 with Retry-After, for the last of the
+    tenant that waits with most for its weight. As many as `upstream.max_connections_per_instance`:
+    a queue as long as an instance is wide."""
     queue_timeout_seconds: PositiveDuration = 60
     """Longest wait for a slot; then 503. Load balancers commonly give up at 60 s."""
 

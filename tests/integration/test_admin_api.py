@@ -47,14 +47,12 @@ NO_SOURCE_YET = frozenset(
     {
         "threshold_solved_tokens",
         "threshold_at_bound",
-        "queue_depth",
-        "queue_seconds",
         "stage_capacity_requests_per_second",
         "balance_residual_ratio",
         "offload_share_ratio",
     }
 )
-"""What the planner and the admission queue will export."""
+"""What the planner will export."""
 
 
 async def ask_directly(

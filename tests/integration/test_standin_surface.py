@@ -41,13 +41,13 @@ async def engines() -> AsyncIterator[dict[str, str]]:
                 "plain",
                 max_model_len=4096,
                 report_cached_tokens=False,
-                decode_tokens_per_second=100.0,
+                decode_tokens_per_second=20.0,
                 enable_request_id_headers=False,
             ),
             engine_spec(
                 "scale_out",
                 max_model_len=4096,
-                decode_tokens_per_second=100.0,
+                decode_tokens_per_second=20.0,
                 enable_scale_out=True,
             ),
         ),
@@ -198,6 +198,25 @@ async def test_choices_echo_logprobs_and_ids_are_legal(engines: dict[str, str]) 
         assert answer["usage"]["completion_tokens"] == 8
         listed = await client.get(engines["scale_out"] + "/v1/models")
         assert [card["id"] for card in listed.json()["data"]] == [MODEL]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+async def test_template_arguments_that_the_engine_gives_itself_are_refused(
+    engines: dict[str, str], name: str
+) -> None:
+    """A client cannot make an engine fail, and with it its breaker, by what it sends."""
+    async with httpx.AsyncClient(base_url=engines["plain"], trust_env=False) as client:
+        response = await client.post(
+            "/v1/chat/completions",
+            json={
+                "model": MODEL,
+                "messages": [{"role": "user", "content": "hi"}],
+                "max_tokens": 1,
+                "chat_template_kwargs": {name: [1]},
+            },
+        )
+    assert response.status_code == 400, response.text
 
 
 @pytest.mark.asyncio(loop_scope="module")

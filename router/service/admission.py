@@ -1,0 +1,263 @@
+"""Decode slots: counted, granted to whoever is next, and given back exactly once.
+
+A slot is granted before its request is decided, not after: the decision is made on the fleet as it
+is when the request may run, and moves the slot to the instance that it chose. What engines report
+beyond our own requests takes slots as well, so that several gateways share a fleet.
+
+The order is `router.control.admission`'s; here are the counts, the time-out and those who wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from router.control.admission import AdmissionRules, FairQueue, Lane, Waiting
+from router.domain.errors import NobodyAlive, Overloaded, RouterError
+from router.domain.topology import ClusterKind, Role
+from router.domain.units import Seconds
+from router.ports import Clock
+from router.service.decisions import Document
+from router.service.fleet import Fleet, Member
+from router.service.tenants import Tenant
+
+
+class AdmissionHook(Protocol):
+    """Watches the queue; metrics hang here. Implementations never raise."""
+
+    def waited(self, tenant: str, elapsed: Seconds) -> None:
+        """Told how long each request waited for a slot, whether it got one or not."""
+        ...
+
+
+class Slot:
+    """One decode slot of one instance, until it is released."""
+
+    def __init__(self, admission: Admission, instance: str) -> None:
+        self._admission = admission
+        self._instance: str | None = instance
+
+    def __repr__(self) -> str:
+        return f"<Slot {self._instance or 'released'}>"
+
+    @property
+    def instance(self) -> str | None:
+        """Where it is; None once it is released."""
+        return self._instance
+
+    def move(self, instance: str) -> None:
+        """Hold a slot of another instance instead: one that `Admission.full` did not name."""
+        if self._instance is not None and self._instance != instance:
+            self._admission.take(instance)
+            left, self._instance = self._instance, instance
+            self._admission.give_back(left)
+
+    def release(self) -> None:
+        """Give the slot back. Idempotent."""
+        if self._instance is not None:
+            left, self._instance = self._instance, None
+            self._admission.give_back(left)
+
+
+class _Turn:
+    """One request's wait, from its own side."""
+
+    def __init__(self) -> None:
+        self.slot: Slot | None = None
+        self.came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def grant(self, slot: Slot) -> None:
+        self.slot = slot
+        if not self.came.done():
+            self.came.set_result(None)
+
+    def fail(self, error: RouterError) -> None:
+        if not self.came.done():
+            self.came.set_exception(error)
+
+    def give_up(self) -> None:
+        """Free what was granted to a request that leaves before it could learn of it."""
+        if self.came.done() and not self.came.cancelled():
+            self.came.exception()  # so that asyncio does not report it as never seen
+        if self.slot is not None:
+            self.slot.release()
+
+
+class Admission:
+    """All decode slots and all who wait for one. Single-threaded: owned by one event loop."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        slots: Mapping[str, int | None],
+        *,
+        clock: Clock,
+        hook: AdmissionHook,
+        rules: AdmissionRules,
+        timeout: Seconds,
+    ) -> None:
+        """`slots` are an instance's decode slots by model; None is any number.
+
+        `timeout` is the longest wait.
+        """
+        self._fleet = fleet
+        self._slots = slots
+        self._clock = clock
+        self._hook = hook
+        self._timeout = timeout
+        self._queue = FairQueue(rules)
+        self._turns: dict[Waiting, _Turn] = {}
+        self._held: dict[str, int] = {}
+        self._homes = frozenset(
+            cluster.name for cluster in fleet.clusters if cluster.kind is ClusterKind.PD
+        )
+        fleet.watch(self.let_in)
+
+    def __repr__(self) -> str:
+        return f"<Admission {sum(self._held.values())} slots held, {len(self._queue)} waiting>"
+
+    # -- what is seen
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._queue)
+
+    def depth(self, tenant: str) -> int:
+        """Return how many of a tenant's requests wait."""
+        return self._queue.depth(tenant)
+
+    def held(self, instance: str) -> int:
+        """Return how many slots of an instance our requests hold."""
+        return self._held.get(instance, 0)
+
+    def used(self, member: Member) -> int:
+        """Return how many slots of an instance are taken, by our requests or others'."""
+        return self.held(member.instance.name) + self._fleet.others_running(member)
+
+    def full(self, model: str) -> frozenset[str]:
+        """Return the instances that have no slot left for a model."""
+        limit = self._slots.get(model)
+        if limit is None:
+            return frozenset()
+        return frozenset(
+            member.instance.name
+            for member in self._fleet.members
+            if member.instance.role is not Role.PREFILL and self.used(member) >= limit
+        )
+
+    def describe(self, tenants: Iterable[str]) -> Document:
+        """Return the queue as operators see it."""
+        now = self._clock.monotonic()
+        oldest = min((each.since for each in self._queue), default=None)
+        return {
+            "waiting": self.waiting,
+            "size": self._queue.rules.queue_size,
+            "oldest_seconds": None if oldest is None else now - oldest,
+            "tenants": {name: self.depth(name) for name in sorted(tenants)},
+        }
+
+    # -- what is done
+
+    async def admit(
+        self,
+        tenant: Tenant,
+        priority: int,
+        lane: Lane,
+        *,
+        since: Seconds,
+        ahead: bool = False,
+    ) -> Slot:
+        """Return a slot, at once if one is free and nobody is before.
+
+        `since` is when the request began to wait: now, or before if it waited already. It keeps
+        its age, and the time-out counts from there. With `ahead`, for a request that had a slot
+        before, it goes before its tenant's others. Raises Overloaded where the queue is full or
+        the wait too long, NobodyAlive where no instance is left that could have one. Cancelled, it
+        holds nothing.
+        """
+        # Where others wait in other lanes only, what is free is nothing that they could have.
+        is_first = not self._queue or lane not in self._queue.lanes
+        if is_first and (instance := self._find(lane)) is not None:
+            self._hook.waited(tenant.name, self._clock.monotonic() - since)
+            return Slot(self, instance)
+        if not self._candidates(lane):
+            raise NobodyAlive(f"no live instance can decode {lane.model!r} now")
+        waiting = self._queue.join(tenant.name, tenant.weight, priority, lane, since, ahead=ahead)
+        turn = self._turns[waiting] = _Turn()
+        try:
+            self._turn_away(self._queue.overflow())
+            left = self._timeout - (self._clock.monotonic() - since)
+            async with asyncio.timeout(max(0.0, left)):
+                await turn.came
+        except BaseException as error:
+            self._queue.leave(waiting)
+            turn.give_up()
+            if isinstance(error, TimeoutError):
+                raise self._overloaded("no decode slot became free in time") from None
+            raise
+        finally:
+            del self._turns[waiting]
+            self._hook.waited(tenant.name, self._clock.monotonic() - since)
+        assert turn.slot is not None  # noqa: S101 - a turn that came has one
+        return turn.slot
+
+    def take(self, instance: str) -> None:
+        """Count one more slot of an instance as held."""
+        self._held[instance] = self.held(instance) + 1
+
+    def give_back(self, instance: str) -> None:
+        """Count one slot less as held, and let in whoever is next."""
+        self._held[instance] -= 1
+        if not self._held[instance]:
+            del self._held[instance]
+        self.let_in()
+
+    def let_in(self) -> None:
+        """Grant what is free to those who are next; send those away who wait for nobody alive."""
+        if not self._queue:
+            return
+        for grant in self._queue.grant(self._clock.monotonic(), self._find):
+            self._turns[grant.waiting].grant(Slot(self, grant.instance))
+        dead = {lane for lane in self._queue.lanes if not self._candidates(lane)}
+        for waiting in [each for each in self._queue if each.lane in dead] if dead else ():
+            self._queue.leave(waiting)
+            self._turns[waiting].fail(
+                NobodyAlive(f"no live instance can decode {waiting.lane.model!r} now")
+            )
+
+    def _turn_away(self, dropped: Iterable[Waiting]) -> None:
+        for waiting in dropped:
+            self._turns[waiting].fail(self._overloaded("too many requests wait for a decode slot"))
+
+    def _overloaded(self, message: str) -> Overloaded:
+        """Tell to come back when whoever waits longest now would have been served, at a guess."""
+        oldest = min((each.since for each in self._queue), default=None)
+        age = 0.0 if oldest is None else self._clock.monotonic() - oldest
+        return Overloaded(message, retry_after=max(1.0, math.ceil(age)))
+
+    def _find(self, lane: Lane) -> str | None:
+        """Take a slot of the least loaded instance of a lane; None where all are taken."""
+        limit = self._slots.get(lane.model)
+        loads = [(self.used(each), each.instance.name) for each in self._candidates(lane)]
+        free = [(used, name) for used, name in loads if limit is None or used < limit]
+        if not free:
+            return None
+        _, name = min(free)
+        self.take(name)
+        return name
+
+    def _candidates(self, lane: Lane) -> list[Member]:
+        """Return the live instances that could decode: at the home asked for, else anywhere."""
+        alive = [
+            member
+            for member in self._fleet.members
+            if member.instance.role is not Role.PREFILL
+            and member.instance.model in (None, lane.model)
+            and member.instance.cluster in self._homes
+            and member.instance.name not in lane.excluded
+            and self._fleet.is_ready(member)
+        ]
+        return [member for member in alive if member.instance.cluster == lane.home] or alive

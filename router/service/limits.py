@@ -1,0 +1,105 @@
+"""Tenants' limits as a use case: one account a tenant, refusals in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from router.control.limits import (
+    Account,
+    LimitKind,
+    Refused,
+    Standing,
+    TenantLimits,
+    charge,
+    enter,
+    leave,
+    standings,
+)
+from router.domain.errors import RateLimited
+from router.domain.units import Seconds, Tokens
+from router.ports import Clock
+
+_UNITS: Final = {
+    LimitKind.CONCURRENCY: "requests at once",
+    LimitKind.REQUESTS: "requests a minute",
+    LimitKind.TOKENS: "prompt tokens a minute",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a ledger says: why not, or None; and how far the tenant's rates are used then."""
+
+    refused: Refused | None
+    standings: tuple[Standing, ...]
+
+
+class LimitLedger(Protocol):
+    """Keeps what tenants have used. Each call is one step: exact, whoever else calls.
+
+    A shared implementation makes one round trip a call, fails open, and lets the requests that a
+    process had running go with that process.
+    """
+
+    async def enter(self, tenant: str, limits: TenantLimits) -> Verdict:
+        """Count one more request running, unless a limit is reached already."""
+        ...
+
+    async def charge(self, tenant: str, limits: TenantLimits, tokens: Tokens) -> Verdict:
+        """Charge one request and its prompt tokens, or nothing of it."""
+        ...
+
+    def leave(self, tenant: str) -> None:
+        """Count one request less running: once for each `enter` that was not refused.
+
+        Does not wait: it is called while a request is being cancelled.
+        """
+        ...
+
+
+class MemoryLimits:
+    """A `LimitLedger` for one process. State: a few numbers for each limited tenant."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._accounts: dict[str, Account] = {}
+
+    def running(self, tenant: str) -> int:
+        """Return how many requests of a limited tenant run."""
+        account = self._accounts.get(tenant)
+        return account.running if account else 0
+
+    async def enter(self, tenant: str, limits: TenantLimits) -> Verdict:
+        """Count one more request running, unless a limit is reached already."""
+        now = self._clock.monotonic()
+        account = self._accounts.get(tenant, Account())
+        return self._keep(tenant, limits, enter(account, limits, now), now)
+
+    async def charge(self, tenant: str, limits: TenantLimits, tokens: Tokens) -> Verdict:
+        """Charge one request and its prompt tokens, or nothing of it."""
+        now = self._clock.monotonic()
+        account = self._accounts.get(tenant, Account())
+        return self._keep(tenant, limits, charge(account, limits, tokens, now), now)
+
+    def leave(self, tenant: str) -> None:
+        """Count one request less running."""
+        self._accounts[tenant] = leave(self._accounts[tenant])
+
+    def _keep(
+        self, tenant: str, limits: TenantLimits, outcome: Account | Refused, now: Seconds
+    ) -> Verdict:
+        if isinstance(outcome, Refused):
+            account = self._accounts.get(tenant, Account())
+            return Verdict(outcome, standings(account, limits, now))
+        self._accounts[tenant] = outcome
+        return Verdict(None, standings(outcome, limits, now))
+
+
+def refuse(refused: Refused) -> RateLimited:
+    """Return the error that tells a client which limit it reached."""
+    limit = f"{refused.limit} {_UNITS[refused.kind]}"
+    if refused.retry_after is None:
+        message = f"the prompt alone is over this key's limit of {limit}: it must be shorter"
+        return RateLimited(message, retry_after=None)
+    return RateLimited(f"this key's limit of {limit} is reached", retry_after=refused.retry_after)

@@ -1,0 +1,109 @@
+"""One client request's stay: what it holds of its tenant's limits and of the decode slots.
+
+    async with visits.open(tenant) as visit:
+        await visit.charge(tokens)          # 429
+        await visit.admit(lane, priority)   # waits; 503
+        ...
+
+Whatever happens in the block, everything is given back at its end, once.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from router.control.admission import Lane
+from router.control.limits import Standing
+from router.domain.units import Seconds, Tokens
+from router.ports import Clock
+from router.service.admission import Admission, Slot
+from router.service.limits import LimitLedger, Verdict, refuse
+from router.service.tenants import Tenant
+
+
+class Visits:
+    """Opens visits."""
+
+    def __init__(self, limits: LimitLedger, admission: Admission, clock: Clock) -> None:
+        self.limits = limits
+        self.admission = admission
+        self.clock = clock
+
+    def open(self, tenant: Tenant) -> Visit:
+        """Return the visit of one request, which holds nothing yet."""
+        return Visit(self, tenant)
+
+
+class Visit:
+    """One request's stay."""
+
+    def __init__(self, visits: Visits, tenant: Tenant) -> None:
+        self._limits = visits.limits
+        self._admission = visits.admission
+        self._clock = visits.clock
+        self._slot: Slot | None = None
+        self._entered = False
+        self._waited: Seconds = 0.0
+        self.tenant = tenant
+        self.standings: tuple[Standing, ...] = ()
+
+    async def __aenter__(self) -> Self:
+        """Count the request as running. Raises RateLimited."""
+        tenant = self.tenant
+        if not tenant.limits.unlimited:
+            self._judge(await self._limits.enter(tenant.name, tenant.limits))
+            self._entered = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give everything back."""
+        if self._slot is not None:
+            self._slot.release()
+        if self._entered:
+            self._entered = False
+            self._limits.leave(self.tenant.name)
+
+    async def charge(self, tokens: Tokens) -> None:
+        """Charge the request, of so many prompt tokens. Raises RateLimited, and charges nothing."""
+        tenant = self.tenant
+        if not tenant.limits.unlimited:
+            self._judge(await self._limits.charge(tenant.name, tenant.limits, tokens))
+
+    async def admit(self, lane: Lane, priority: int) -> None:
+        """Wait for a decode slot, instead of one that is held already.
+
+        All waits of one visit together are bounded by the queue's time-out. Raises Overloaded,
+        NobodyAlive.
+        """
+        again = self._slot is not None
+        if self._slot is not None:
+            self._slot.release()
+            self._slot = None
+        since = self._clock.monotonic() - self._waited
+        try:
+            self._slot = await self._admission.admit(
+                self.tenant, priority, lane, since=since, ahead=again
+            )
+        finally:
+            self._waited = self._clock.monotonic() - since
+
+    def full(self, model: str) -> frozenset[str]:
+        """Return the instances that have no slot for this request: its own is none of them."""
+        full = self._admission.full(model)
+        return full if self._slot is None else full - {self._slot.instance}
+
+    def settle(self, instance: str) -> None:
+        """Hold the slot at the instance that was decided: one that `full` did not name."""
+        if self._slot is not None:
+            self._slot.move(instance)
+
+    def _judge(self, verdict: Verdict) -> None:
+        self.standings = verdict.standings
+        if verdict.refused is not None:
+            raise refuse(verdict.refused)
