@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -93,10 +94,36 @@ async def test_bounds_and_leaving() -> None:
         _ = [piece async for piece in upload.pieces()]
 
 
-async def test_whoever_watches_waits_for_the_body() -> None:
-    """The watch for a disconnect takes no piece of the body."""
-    upload = stream_of(receiving([b"a", b"b"]))
-    pieces = upload.pieces()
-    assert await anext(pieces) == b"a"
-    assert [piece async for piece in pieces] == [b"b"]
+@given(st.lists(st.integers(0, len(FORM)), max_size=6), st.integers(0, 8))
+async def test_a_watch_costs_the_body_nothing(cuts: list[int], turns: int) -> None:
+    """However far the watch has read ahead, every byte goes on, and then it sees the disconnect."""
+    places = [0, *sorted(cuts), len(FORM)]
+    calm = receiving([FORM[start:end] for start, end in pairwise(places)])
+
+    async def receive() -> Message:
+        await asyncio.sleep(0)
+        return await calm()
+
+    upload = stream_of(receive)
+    watch = asyncio.create_task(upload.receive())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    assert b"".join([piece async for piece in upload.pieces()]) == FORM
+    assert (await watch)["type"] == "http.disconnect"
+
+
+async def test_a_watch_notices_who_leaves_before_the_body_is_on_its_way() -> None:
+    """While a request waits for its turn, a client that leaves is noticed."""
+    upload = stream_of(receiving([b"a" * 100], leaves=True))
     assert (await upload.receive())["type"] == "http.disconnect"
+
+
+async def test_what_a_watch_finds_too_long_is_told_to_the_sender() -> None:
+    """A body that is over its limit while it waits is 413 when it goes, not a client that left."""
+    upload = stream_of(receiving([b"a" * 6, b"a" * 6]), limit=10)
+    watch = asyncio.create_task(upload.receive())
+    await asyncio.sleep(0)
+    with pytest.raises(BodyTooLarge):
+        _ = [piece async for piece in upload.pieces()]
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
