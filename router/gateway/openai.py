@@ -252,12 +252,21 @@ class Endpoint:
         )
 
     def _find_previous(self, body: ClientBody, tenant: Tenant) -> str | None:
-        """Return the instance that keeps the response which this one continues, if one does."""
-        if body.kind is not BodyKind.RESPONSES:
+        """Return the instance that keeps the response which this one continues, if one does.
+
+        Raises NotFound for a tenant that does not own it: an engine would continue anybody's.
+        """
+        previous = None
+        if body.kind is BodyKind.RESPONSES:
+            previous = body.decode("previous_response_id")
+        if not previous:
             return None
-        previous = body.decode("previous_response_id")
-        origin = self._surface.stored.find(tenant.name, str(previous)) if previous else None
-        return None if origin is None else origin.instance
+        origin = self._surface.stored.find(tenant.name, str(previous))
+        if origin is not None:
+            return origin.instance
+        if self._surface.tenants.is_open:
+            return None
+        raise NotFound(f"no response {previous!r}", param="previous_response_id")
 
     def _watch_id(self, ask: Ask, decision: Decision) -> IdSpotter | None:
         """Return what remembers the id of a response that is being made."""
@@ -311,7 +320,7 @@ class StoredEndpoint(Endpoint):
             raise NotFound(f"no path {scope['path']!r}")
         method = "POST" if order else "GET"
         if scope["method"] != method:
-            raise MethodNotAllowed(f"this path takes {method}")
+            raise MethodNotAllowed(f"this path takes {method}", allow=method)
         origin = self._surface.stored.find(visit.tenant.name, response_id)
         if origin is None:
             raise NotFound(f"no response {response_id!r}", param="response_id")
