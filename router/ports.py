@@ -38,9 +38,30 @@ class Timeouts:
     idle: Seconds = 300.0
 
 
+class Upload(Protocol):
+    """A request body on its way through: read once, in pieces, never held."""
+
+    @property
+    def length(self) -> int | None:
+        """Its size in bytes; None where the sender did not say."""
+        ...
+
+    @property
+    def started(self) -> bool:
+        """Whether a piece was read, so that it cannot be sent again."""
+        ...
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Iterate over it. Raises what its source raises: ClientGone, BodyTooLarge."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One HTTP call to one engine. `path` starts with a slash and may carry a query."""
+    """One HTTP call to one engine. `path` starts with a slash and may carry a query.
+
+    The body is `upload` where there is one, else `body`.
+    """
 
     instance: str
     base_url: str
@@ -49,6 +70,7 @@ class EngineRequest:
     method: str = "POST"
     headers: Headers = field(default=(), repr=False)
     timeouts: Timeouts = Timeouts()
+    upload: Upload | None = None
 
 
 class EngineResponse(Protocol):
@@ -93,8 +115,9 @@ class EngineClient(Protocol):
         """Send and wait for the response head.
 
         Raises UpstreamUnreachable (no connection: nothing was processed), UpstreamTimeout,
-        UpstreamBroken. A connection found dead before any response byte is replaced once where the
-        engine cannot have seen the request.
+        UpstreamBroken, and what an upload raises. A connection found dead before any response byte
+        is replaced once where the engine cannot have seen the request; an upload, which cannot be
+        sent twice, gets a new connection at once.
         """
         ...
 

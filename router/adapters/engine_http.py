@@ -273,7 +273,7 @@ class HttpEngineClient:
         """
         origin = self._origins.get(request.base_url) or self._add_origin(request.base_url)
         wire = encode_request(request, origin.authority, origin.prefix)
-        connection = await origin.acquire(request)
+        connection = await origin.acquire(request, fresh=request.upload is not None)
         try:
             return await connection.send(request, wire)
         except NotProcessed:

@@ -106,7 +106,7 @@ class Exchange:
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(limit, self._expire, limit) if limit else None
+        timer = self._loop.call_later(limit, self.expire, limit) if limit else None
         try:
             await self._waiter
         finally:
@@ -114,7 +114,8 @@ class Exchange:
             if timer is not None:
                 timer.cancel()
 
-    def _expire(self, limit: Seconds) -> None:
+    def expire(self, limit: Seconds) -> None:
+        """Give up waiting after `limit` seconds of silence."""
         message = f"the engine sent nothing for {limit:g} s"
         self.fail(UpstreamTimeout(message, instance=self._instance, processed=True))
 

@@ -25,7 +25,7 @@ from router.adapters.exchange import Exchange
 from router.adapters.http_fields import drop_hop_by_hop, has_length, read_keep_alive
 from router.domain.errors import UpstreamBroken, UpstreamUnreachable
 from router.domain.units import Seconds
-from router.ports import EngineRequest
+from router.ports import EngineRequest, Upload
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Bound of a response head (and of trailers). nginx allows 8 KiB, aiohttp 8 KiB a line."""
@@ -72,6 +72,8 @@ class Connection(asyncio.Protocol):
         self._until_eof = False
         self._barren = 0
         self._surplus = False
+        self._uploading = False
+        self._writable: asyncio.Future[None] | None = None
         self.used = False
         self.idle_since: Seconds = 0.0
         self.keep_alive: Seconds | None = None
@@ -107,7 +109,10 @@ class Connection(asyncio.Protocol):
         if self.used and request.timeouts.connect:
             watch = self._loop.call_later(request.timeouts.connect, self._doubt, len(wire))
         try:
-            await exchange.wait_head(request.timeouts.first_byte)
+            if request.upload is None:
+                await exchange.wait_head(request.timeouts.first_byte)
+            else:
+                await self._send_upload(exchange, request, request.upload)
         except BaseException:
             exchange.cut()
             raise
@@ -115,6 +120,44 @@ class Connection(asyncio.Protocol):
             if watch is not None:
                 watch.cancel()
         return exchange
+
+    async def _send_upload(
+        self, exchange: Exchange, request: EngineRequest, upload: Upload
+    ) -> None:
+        """Send a body as it comes and wait for the head; one that comes early ends the sending.
+
+        The time-out for the head begins when the body is sent: a slow client is no silent engine.
+        """
+        self._uploading = True
+        sending = asyncio.create_task(self._write_pieces(upload))
+        heading = asyncio.create_task(exchange.wait_head(0))
+        try:
+            await asyncio.wait({sending, heading}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+                self._uploading = False
+                limit = request.timeouts.first_byte
+                if not (await asyncio.wait({heading}, timeout=limit or None))[0]:
+                    exchange.expire(limit)
+            await heading
+        finally:
+            sending.cancel()
+            heading.cancel()
+            await asyncio.gather(sending, heading, return_exceptions=True)
+
+    async def _write_pieces(self, upload: Upload) -> None:
+        """Write a body at the pace at which the engine takes it; stop when the connection goes."""
+        framed = upload.length is None
+        async for piece in upload.pieces():
+            if self._transport is None:
+                return
+            if piece:
+                self._transport.write(b"%x\r\n%s\r\n" % (len(piece), piece) if framed else piece)
+            await asyncio.sleep(0)  # uvloop writes, and finds out that it cannot, between turns
+            if self._writable is not None:
+                await self._writable
+        if framed and self._transport is not None:
+            self._transport.write(b"0\r\n\r\n")
 
     def watch_peer(self, options: Sequence[tuple[str, int]]) -> None:
         """Let the kernel find out that a silent peer is gone; options it does not know are left."""
@@ -167,6 +210,16 @@ class Connection(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self._socket = transport.get_extra_info("socket")
+
+    def pause_writing(self) -> None:
+        """The engine takes no more for now."""
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """The engine takes more, or the connection is gone."""
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came."""
@@ -250,7 +303,8 @@ class Connection(asyncio.Protocol):
         if exchange is not None:
             exchange.finish()
         # An answer before the whole request was sent leaves a half request on the wire.
-        if not reusable or transport is None or transport.get_write_buffer_size():
+        unsent = self._uploading or transport is None or transport.get_write_buffer_size()
+        if not reusable or unsent:
             self.cut()
             return
         self._phase = _Phase.IDLE
@@ -298,6 +352,7 @@ class Connection(asyncio.Protocol):
         self._phase = _Phase.CLOSED
         self._exchange = None
         self._transport = None
+        self.resume_writing()
         self._closed(self, by_peer)
 
     def _is_unsent(self, *, acknowledged: bool) -> bool:

@@ -30,7 +30,7 @@ _KEEP_ALIVE_TIMEOUT: Final = re.compile(rb"timeout=(\d+)")
 
 
 def encode_request(request: EngineRequest, authority: bytes, prefix: bytes) -> bytes:
-    """Return the bytes of a request.
+    """Return the bytes of a request, or the head of one with an upload.
 
     Raises ValueError for anything that could change its framing or inject a field: these values
     are ours or were checked before, so a bad one is a programming error.
@@ -46,9 +46,13 @@ def encode_request(request: EngineRequest, authority: bytes, prefix: bytes) -> b
         if name.lower() in _FRAMING:
             raise ValueError(f"{name!r} belongs to the client of the connection")
         lines.append(name + b": " + value)
-    if request.body or method in {b"POST", b"PUT", b"PATCH"}:
+    if request.upload is not None:
+        length = request.upload.length
+        chunked = b"transfer-encoding: chunked"
+        lines.append(chunked if length is None else b"content-length: %d" % length)
+    elif request.body or method in {b"POST", b"PUT", b"PATCH"}:
         lines.append(b"content-length: %d" % len(request.body))
-    lines += (b"", request.body)
+    lines += (b"", b"" if request.upload is not None else request.body)
     return b"\r\n".join(lines)
 
 

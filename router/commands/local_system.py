@@ -59,7 +59,7 @@ def _free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def run_system(config: Path) -> Iterator[tuple[str, Children]]:
-    """Run every cluster of a configuration and its gateway for the time of the block.
+    """Run every cluster of a configuration, its ingest and its gateway for the time of the block.
 
     Yields the gateway's URL, once it is ready, and the processes; leaves none of them behind.
     Raises CommandFailed where the system does not come up.
@@ -69,6 +69,8 @@ def run_system(config: Path) -> Iterator[tuple[str, Children]]:
         ["engines", "--config", str(config), "--cluster", cluster.name]
         for cluster in settings.clusters
     ]
+    if not settings.store.embedded and settings.kvmeta.ingest != "embedded":
+        commands.append(["kvmeta", "--config", str(config)])
     commands.append(["serve", "--config", str(config)])
     url = f"http://127.0.0.1:{settings.server.port}"
     children: Children = []

@@ -39,6 +39,7 @@ from router.control.links import BandwidthMode, RegimeBounds
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind, Role
 from router.gateway.admin import AdminRoom, build_admin
+from router.gateway.cors import CorsRules, CrossOrigin
 from router.gateway.dispatch import Application, BoundedBodies, Dispatcher
 from router.gateway.front import (
     FrontRoom,
@@ -69,6 +70,7 @@ from router.service.relay_ports import RelaySettings
 from router.service.routing import Routed, Routing, RoutingRules
 from router.service.snapshots import OperatingLengths, PolicyRules, SnapshotBuilder
 from router.service.state import StateReport
+from router.service.stored_responses import StoredResponses
 from router.service.tenants import TenantBook
 from router.service.truth import TruthWatch
 from router.service.visits import Visits
@@ -368,6 +370,7 @@ def _build_applications(
         tenants=core.tenants,
         visits=Visits(MemoryLimits(core.clock), core.admission, core.clock),
         catalog=core.catalog,
+        stored=StoredResponses(core.clock),
         hook=core.metrics,
         clock=core.clock,
         new_id=_new_id,
@@ -375,6 +378,7 @@ def _build_applications(
             homes=frozenset(
                 cluster.name for cluster in core.fleet.clusters if cluster.kind is ClusterKind.PD
             ),
+            passed_paths=settings.server.passthrough_paths,
             max_body_bytes=settings.server.max_body_bytes,
             expose_routing_headers=settings.server.expose_routing_headers,
         ),
@@ -389,9 +393,24 @@ def _build_applications(
     private.include_router(build_metrics(front))
     private.include_router(build_admin(_admin_room(core, routing, membership)))
     limit = settings.server.max_body_bytes
+    clients: Application = Dispatcher(
+        surface.endpoints(), BoundedBodies(public, limit), families=surface.families()
+    )
+    if settings.server.cors.allow_origins:
+        clients = CrossOrigin(clients, _cors_rules(settings))
     return (
-        Dispatcher(surface.endpoints(), BoundedBodies(public, limit)),
+        clients,
         None if private is public else BoundedBodies(private, limit),
+    )
+
+
+def _cors_rules(settings: Settings) -> CorsRules:
+    cors = settings.server.cors
+    return CorsRules(
+        allow_origins=cors.allow_origins,
+        allow_headers=cors.allow_headers,
+        allow_credentials=cors.allow_credentials,
+        max_age=round(cors.max_age_seconds),
     )
 
 

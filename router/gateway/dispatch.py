@@ -25,20 +25,34 @@ class Dispatcher:
     does without (ADR 3).
     """
 
-    def __init__(self, relayed: Mapping[str, Application], others: Application) -> None:
-        """`relayed` is by path, for POST."""
+    def __init__(
+        self,
+        relayed: Mapping[str, Application],
+        others: Application,
+        *,
+        families: Mapping[str, Application],
+    ) -> None:
+        """`relayed` is by path, for POST; `families` by what paths begin with, for every method."""
         self._relayed = relayed
         self._others = others
+        self._families = families
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         endpoint = self._relayed.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None:
-            await self._others(scope, receive, send)
+            await self._find_other(scope)(scope, receive, send)
         elif scope["method"] == "POST":
             await endpoint(scope, receive, send)
         else:
             await _refuse(send, MethodNotAllowed("this path takes POST"), [(b"allow", b"POST")])
+
+    def _find_other(self, scope: Scope) -> Application:
+        if scope["type"] == "http":
+            for prefix, family in self._families.items():
+                if scope["path"].startswith(prefix):
+                    return family
+        return self._others
 
 
 class BoundedBodies:

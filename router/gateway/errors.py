@@ -70,11 +70,15 @@ def answer_for(error: BaseException) -> Answer:
     return _UNKNOWN
 
 
-def error_document(error: BaseException) -> dict[str, object]:
-    """Return the JSON document of an error. Internal errors tell nothing of themselves."""
+def error_document(error: BaseException, *, named: bool = False) -> dict[str, object]:
+    """Return the JSON document of an error. Internal errors tell nothing of themselves.
+
+    `named` adds the `type` that Anthropic's errors have at their top.
+    """
     answer = answer_for(error)
     known = isinstance(error, RouterError)
-    return {
+    top: dict[str, object] = {"type": "error"} if named else {}
+    return top | {
         "error": {
             "message": str(error) if known else "the gateway failed on this request",
             "type": answer.type,
@@ -84,10 +88,10 @@ def error_document(error: BaseException) -> dict[str, object]:
     }
 
 
-def error_response(error: BaseException) -> RawResponse:
-    """Return the whole response to an error."""
+def error_response(error: BaseException, *, named: bool = False) -> RawResponse:
+    """Return the whole response to an error; `named` as in `error_document`."""
     answer = answer_for(error)
-    body = msgspec.json.encode(error_document(error))
+    body = msgspec.json.encode(error_document(error, named=named))
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from router.domain.decision import Decision
-from router.domain.errors import ClientGone, RouterError, UpstreamError
+from router.domain.errors import (
+    BadRequest,
+    ClientGone,
+    MethodNotAllowed,
+    NotFound,
+    RouterError,
+    UpstreamError,
+)
 from router.domain.units import Tokens
 from router.gateway.access import Outcome, RequestHook, log_request
 from router.gateway.errors import error_response
@@ -22,14 +31,20 @@ from router.gateway.requests import (
     read_body,
     unless_gone,
 )
+from router.gateway.uploads import BodyStream, is_multipart
 from router.ports import Clock
-from router.service.bodies import BodyKind, ClientBody
+from router.service.bodies import BodyKind, ClientBody, passed_body
 from router.service.bodies import read_body as parse_body
 from router.service.models import ModelCatalog
 from router.service.relay import Relay
-from router.service.relay_ports import RelayRequest
+from router.service.relay_ports import RelayRequest, Verbatim
 from router.service.relayed import RelayedResponse
 from router.service.routing import Ask, Routed, Routing
+from router.service.stored_responses import (
+    IdSpotter,
+    Origin,
+    StoredResponses,
+)
 from router.service.tenants import Tenant, TenantBook
 from router.service.visits import Visit, Visits
 
@@ -38,9 +53,25 @@ _LOG = logging.getLogger(__name__)
 RELAYED_PATHS = {
     "/v1/chat/completions": BodyKind.CHAT,
     "/v1/completions": BodyKind.COMPLETION,
+    "/v1/responses": BodyKind.RESPONSES,
+    "/v1/messages": BodyKind.MESSAGES,
 }
 """What gets the whole of P/D routing."""
 
+PASSED_PATHS = (
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/rerank",
+    "/v1/score",
+    "/score",
+    "/v1/messages/count_tokens",
+)
+"""What one instance answers by itself; `server.passthrough_paths` adds to it."""
+
+_STORED_PREFIX = "/v1/responses/"
+_MESSAGES_PREFIX = "/v1/messages"
+
+_QUERY = re.compile(rb"[\x21-\x7e]{0,2048}")
 _CLIENT_CLOSED = 499
 """How logs and metrics tell of a client that left (nginx's code); nobody is answered with it."""
 
@@ -53,11 +84,23 @@ _LONGEST_INTEGER = 20
 
 @dataclass(frozen=True, slots=True)
 class OpenAiRules:
-    """Bounds of the client's side. `homes` are the PD clusters that a request may name."""
+    """Bounds of the client's side. `homes` are the PD clusters that a request may name.
+
+    `passed_paths` are engine paths beyond `PASSED_PATHS`.
+    """
 
     max_body_bytes: int = 16 * 1024 * 1024
     expose_routing_headers: bool = True
     homes: frozenset[str] = frozenset()
+    passed_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked of an engine: its path with the query, and what goes there unread."""
+
+    path: str
+    verbatim: Verbatim | None = None
 
 
 class RelayMaker(Protocol):
@@ -79,6 +122,7 @@ class OpenAiSurface:
         tenants: TenantBook,
         visits: Visits,
         catalog: ModelCatalog,
+        stored: StoredResponses,
         hook: RequestHook,
         clock: Clock,
         new_id: Callable[[], str],
@@ -89,18 +133,26 @@ class OpenAiSurface:
         self.tenants = tenants
         self.visits = visits
         self.catalog = catalog
+        self.stored = stored
         self.hook = hook
         self.clock = clock
         self.new_id = new_id
         self.rules = rules
 
     def endpoints(self) -> dict[str, Endpoint]:
-        """Return the ASGI application of every relayed path."""
-        return {path: Endpoint(self, path, kind) for path, kind in RELAYED_PATHS.items()}
+        """Return the ASGI application of every path that takes POST."""
+        passed = dict.fromkeys((*PASSED_PATHS, *self.rules.passed_paths), BodyKind.PASSED)
+        return {path: Endpoint(self, path, kind) for path, kind in (passed | RELAYED_PATHS).items()}
+
+    def families(self) -> dict[str, StoredEndpoint]:
+        """Return the ASGI application of every path that begins with one of ours."""
+        return {_STORED_PREFIX: StoredEndpoint(self, _STORED_PREFIX, BodyKind.RESPONSES)}
 
 
 class Endpoint:
-    """One relayed path."""
+    """One path: who asks, what becomes of it, and that it is told and counted once."""
+
+    _is_limited = True
 
     def __init__(self, surface: OpenAiSurface, path: str, kind: BodyKind) -> None:
         self._surface = surface
@@ -112,14 +164,18 @@ class Endpoint:
         surface = self._surface
         request_id = choose_request_id(header(scope, b"x-request-id"), surface.new_id)
         outcome = Outcome(request_id, self._path, surface.clock.monotonic())
-        answer = Answering(send, outcome, expose_routing=surface.rules.expose_routing_headers)
+        answer = Answering(
+            send,
+            outcome,
+            expose_routing=surface.rules.expose_routing_headers,
+            named_errors=self._path.startswith(_MESSAGES_PREFIX),
+        )
         try:
-            tenant = surface.tenants.authenticate(header(scope, b"authorization"))
+            tenant = surface.tenants.authenticate(self._read_credential(scope))
             outcome.tenant = tenant.name
-            answer.visit = surface.visits.open(tenant)
+            answer.visit = surface.visits.open(tenant, limited=self._is_limited)
             async with answer.visit as visit:
-                raw = await read_body(scope, receive, surface.rules.max_body_bytes)
-                await unless_gone(receive, self._serve(scope, raw, visit, answer))
+                await self._answer(scope, receive, visit, answer)
         except ClientGone:
             outcome.status = outcome.status or _CLIENT_CLOSED
             outcome.error = "client_gone"
@@ -133,19 +189,39 @@ class Endpoint:
             surface.hook.request_finished(outcome.decision, outcome.status, elapsed)
             log_request(outcome, elapsed)
 
-    async def _serve(self, scope: Scope, raw: bytes, visit: Visit, answer: Answering) -> None:
+    async def _answer(
+        self, scope: Scope, receive: Receive, visit: Visit, answer: Answering
+    ) -> None:
+        """Read the request, then serve it for as long as its client stays."""
+        limit = self._surface.rules.max_body_bytes
+        if self._kind is BodyKind.PASSED and is_multipart(scope):
+            upload = BodyStream(scope, receive, limit)
+            body = passed_body(await upload.peek_model())
+            kind = header(scope, b"content-type") or b""
+            call = Call(self._path, Verbatim(content_type=kind, upload=upload))
+            receive = upload.receive
+        else:
+            body = parse_body(await read_body(scope, receive, limit), self._kind)
+            call = Call(self._path)
+        ask = self._form_ask(scope, body, visit.tenant, answer.outcome)
+        await unless_gone(receive, self._serve(scope, ask, call, visit, answer))
+
+    async def _serve(
+        self, scope: Scope, ask: Ask, call: Call, visit: Visit, answer: Answering
+    ) -> None:
         """Decide and relay, and pass the answer on."""
         surface, outcome = self._surface, answer.outcome
-        routed = await surface.routing.route(self._read(scope, raw, visit.tenant, outcome), visit)
+        routed = await surface.routing.route(ask, visit)
         outcome.total_tokens = routed.request.total_tokens
         outcome.decision = routed.decision
         request = RelayRequest(
-            path=self._path,
+            path=call.path,
             body=routed.ask.body,
             headers=scope["headers"],
             request_id=f"{outcome.request_id}-{surface.new_id()[:8]}",
             model=routed.ask.named.asked,
             received_at=outcome.started,
+            verbatim=call.verbatim,
         )
         try:
             response = await surface.make_relay(routed).run(request, routed.decision)
@@ -154,16 +230,17 @@ class Endpoint:
         async with response:
             surface.routing.settle(routed, response.decision)
             outcome.decision = response.decision
-            await answer.pass_on(response)
+            await answer.pass_on(response, self._watch_id(ask, response.decision))
 
-    def _read(self, scope: Scope, raw: bytes, tenant: Tenant, outcome: Outcome) -> Ask:
+    def _form_ask(self, scope: Scope, body: ClientBody, tenant: Tenant, outcome: Outcome) -> Ask:
         """Turn a body into the question that the rule answers."""
         surface = self._surface
-        body = parse_body(raw, self._kind)
         named = surface.catalog.resolve(body.model)
         outcome.model = named.model.name
         salt = surface.tenants.cache_salt(tenant, body.cache_salt)
-        if salt != body.cache_salt and salt is not None:
+        # What is passed on may be of any shape: its salt is replaced where it has one.
+        salted = body.kind is not BodyKind.PASSED or body.cache_salt is not None
+        if salted and salt is not None and salt != body.cache_salt:
             body = body.with_salt(salt)
         return Ask(
             request_id=outcome.request_id,
@@ -173,7 +250,31 @@ class Endpoint:
             salt=salt,
             home=self._choose_home(scope, tenant),
             priority=choose_priority(scope, body, tenant),
+            only=self._find_previous(body, tenant),
         )
+
+    def _find_previous(self, body: ClientBody, tenant: Tenant) -> str | None:
+        """Return the instance that keeps the response which this one continues, if one does."""
+        if body.kind is not BodyKind.RESPONSES:
+            return None
+        previous = body.decode("previous_response_id")
+        origin = self._surface.stored.find(tenant.name, str(previous)) if previous else None
+        return None if origin is None else origin.instance
+
+    def _watch_id(self, ask: Ask, decision: Decision) -> IdSpotter | None:
+        """Return what remembers the id of a response that is being made."""
+        if ask.body.kind is not BodyKind.RESPONSES:
+            return None
+        origin = Origin(decision.decode.instance, ask.named.asked)
+        return IdSpotter(partial(self._surface.stored.note, ask.tenant.name, origin=origin))
+
+    def _read_credential(self, scope: Scope) -> bytes | None:
+        """Return the Authorization; Anthropic's clients put their key into `x-api-key`."""
+        told = header(scope, b"authorization")
+        if told is None and self._path.startswith(_MESSAGES_PREFIX):
+            key = header(scope, b"x-api-key")
+            return None if key is None else b"Bearer " + key
+        return told
 
     def _choose_home(self, scope: Scope, tenant: Tenant) -> str | None:
         """Return the home that the request names, where its tenant may and it exists."""
@@ -201,24 +302,66 @@ def choose_priority(scope: Scope, body: ClientBody, tenant: Tenant) -> int:
         return tenant.priority
 
 
-class Answering:
-    """Sends one answer, once: the engine's, or an error in our own shape."""
+class StoredEndpoint(Endpoint):
+    """Reads and cancels stored responses, at the instance that made them.
 
-    def __init__(self, send: Send, outcome: Outcome, *, expose_routing: bool) -> None:
+    No limit keeps a tenant from cancelling what it runs.
+    """
+
+    _is_limited = False
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, visit: Visit, answer: Answering
+    ) -> None:
+        response_id, _, order = scope["path"].removeprefix(_STORED_PREFIX).partition("/")
+        if order not in {"", "cancel"}:
+            raise NotFound(f"no path {scope['path']!r}")
+        method = "POST" if order else "GET"
+        if scope["method"] != method:
+            raise MethodNotAllowed(f"this path takes {method}")
+        origin = self._surface.stored.find(visit.tenant.name, response_id)
+        if origin is None:
+            raise NotFound(f"no response {response_id!r}", param="response_id")
+        call = Call(scope["path"] + _read_query(scope), Verbatim(method=method))
+        ask = self._form_ask(scope, passed_body(origin.model), visit.tenant, answer.outcome)
+        work = self._serve(scope, replace(ask, only=origin.instance), call, visit, answer)
+        await unless_gone(receive, work)
+
+
+def _read_query(scope: Scope) -> str:
+    """Return a request's query with its question mark, empty without one."""
+    query = bytes(scope["query_string"])
+    if _QUERY.fullmatch(query) is None:
+        raise BadRequest("the query has characters that no URL may have")
+    return f"?{query.decode('ascii')}" if query else ""
+
+
+class Answering:
+    """Sends one answer, once: the engine's, or an error in our own shape.
+
+    `named_errors` gives errors the `type` at their top that Anthropic's clients look for.
+    """
+
+    def __init__(
+        self, send: Send, outcome: Outcome, *, expose_routing: bool, named_errors: bool = False
+    ) -> None:
         self._send = send
         self._expose_routing = expose_routing
+        self._named_errors = named_errors
         self._started = False
         self.outcome = outcome
         self.visit: Visit | None = None
 
-    async def pass_on(self, response: RelayedResponse) -> None:
-        """Send an engine's answer, its pieces as they arrive.
+    async def pass_on(self, response: RelayedResponse, spotter: IdSpotter | None = None) -> None:
+        """Send an engine's answer, its pieces as they arrive; `spotter` looks for its id.
 
         A body that was cut where nothing in it can say so leaves the response unfinished: the
         server then breaks the client's connection, which is the only honest end.
         """
         headers = list(response.headers)
         if response.body is not None:
+            if spotter is not None:
+                spotter.read_whole(response.body)
             headers.append((b"content-length", b"%d" % len(response.body)))
             await self._start(response.status, headers)
             await self._send({"type": "http.response.body", "body": response.body})
@@ -226,6 +369,8 @@ class Answering:
         await self._start(response.status, headers)
         try:
             async for chunk in response.chunks():
+                if spotter is not None:
+                    spotter.feed(chunk)
                 await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         except UpstreamError as error:
             self.outcome.error = type(error).__name__
@@ -237,7 +382,7 @@ class Answering:
         self.outcome.error = type(error).__name__
         if self._started:
             return
-        status, headers, body = error_response(error)
+        status, headers, body = error_response(error, named=self._named_errors)
         await self._start(status, headers)
         await self._send({"type": "http.response.body", "body": body})
 

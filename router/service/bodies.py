@@ -41,7 +41,18 @@ _OWNED_ARGUMENTS = frozenset(
         "kv_cache_report_mode",
     }
 )
-_TEXT_PARTS = frozenset({"text", "refusal", "thinking", "input_text", "output_text", "tool_use"})
+_TEXT_PARTS = frozenset(
+    {
+        "text",
+        "refusal",
+        "thinking",
+        "redacted_thinking",
+        "input_text",
+        "output_text",
+        "tool_use",
+        "tool_reference",
+    }
+)
 _MEDIA_MEMBERS = frozenset(
     {
         "image_url",
@@ -75,6 +86,8 @@ class BodyKind(StrEnum):
     COMPLETION = "completion"
     RESPONSES = "responses"
     MESSAGES = "messages"
+    PASSED = "passed"
+    """Embeddings, scores and whatever else one instance answers by itself."""
 
 
 _INDIVISIBLE: Mapping[BodyKind, tuple[str, ...]] = MappingProxyType(
@@ -83,8 +96,11 @@ _INDIVISIBLE: Mapping[BodyKind, tuple[str, ...]] = MappingProxyType(
         BodyKind.COMPLETION: ("echo", "prompt_logprobs", "use_beam_search"),
         BodyKind.RESPONSES: ("background",),  # answered later, by the instance that took it
         BodyKind.MESSAGES: (),
+        BodyKind.PASSED: (),
     }
 )
+_SEVERAL = ("n", "best_of")
+"""A hand-off is single-use, and vLLM gives every one of `n` answers the same one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +193,21 @@ class ClientBody:
             raise BadRequest("messages must be objects", param="messages") from error
 
 
+def passed_body(model: str) -> ClientBody:
+    """Return what stands for a body that is not JSON: all that is known of it is its model."""
+    return ClientBody(
+        kind=BodyKind.PASSED,
+        raw=b"",
+        fields=MappingProxyType({}),
+        model=model,
+        stream=False,
+        prompt=OpaquePrompt(),
+        disaggregable=False,
+        media=False,
+        include_usage=False,
+    )
+
+
 def form_object(
     raw: bytes, fields: Mapping[str, msgspec.Raw], changes: Mapping[str, bytes | None]
 ) -> bytes:
@@ -201,6 +232,11 @@ def json_text(value: str) -> bytes:
     return _ENCODER.encode(value)
 
 
+def encode_json(value: object) -> bytes:
+    """Return a value as JSON text."""
+    return _ENCODER.encode(value)
+
+
 def read_body(raw: bytes, kind: BodyKind) -> ClientBody:
     """Read a request body.
 
@@ -218,7 +254,7 @@ def read_body(raw: bytes, kind: BodyKind) -> ClientBody:
         raw=raw,
         fields=MappingProxyType(fields),
         model=_read_model(fields),
-        stream=_read_flag(fields, "stream"),
+        stream=kind is not BodyKind.PASSED and _read_flag(fields, "stream"),
         prompt=prompt,
         disaggregable=_may_split(fields, kind, prompt),
         media=isinstance(prompt, Conversation) and _has_media(prompt.messages),
@@ -297,6 +333,8 @@ def _read_prompt(fields: Mapping[str, msgspec.Raw], kind: BodyKind) -> Prompt:
             return _read_completion_prompt(fields)
         case BodyKind.RESPONSES:
             return _read_input(fields)
+        case BodyKind.PASSED:
+            return OpaquePrompt()
 
 
 def _read_array(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
@@ -349,7 +387,7 @@ def _read_prompt_value(text: bytes) -> Prompt:
 
 def _may_split(fields: Mapping[str, msgspec.Raw], kind: BodyKind, prompt: Prompt) -> bool:
     """Whether one instance may compute the prompt and another the answer (DESIGN 5)."""
-    if isinstance(prompt, OpaquePrompt):
+    if isinstance(prompt, OpaquePrompt) or any(_is_several(fields, name) for name in _SEVERAL):
         return False
     return not any(_is_set(fields, name) for name in _INDIVISIBLE[kind])
 
@@ -358,6 +396,12 @@ def _is_set(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
     """Whether a member is there and neither null nor false; `prompt_logprobs: 0` is set."""
     raw = fields.get(name)
     return raw is not None and bytes(raw) not in {b"null", b"false"}
+
+
+def _is_several(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
+    """Whether a member is a whole number over 1."""
+    text = bytes(fields.get(name, msgspec.Raw(b"")))
+    return text.isdigit() and int(text) > 1
 
 
 def _has_media(messages: bytes) -> bool:
@@ -381,4 +425,10 @@ def _has_media(messages: bytes) -> bool:
 
 def _is_media(part: dict[str, Any]) -> bool:
     """Whether a part is no text; vLLM takes media by their member alone, too."""
-    return part.get("type", "text") not in _TEXT_PARTS or not _MEDIA_MEMBERS.isdisjoint(part)
+    kind = part.get("type", "text")
+    if kind == "tool_result":
+        told = part.get("content")
+        parts = told if isinstance(told, list) else []
+        return any(isinstance(each, dict) and _is_media(each) for each in parts)
+    text = isinstance(kind, str) and kind in _TEXT_PARTS
+    return not text or not _MEDIA_MEMBERS.isdisjoint(part)

@@ -30,6 +30,7 @@ _LIMITS: Mapping[BodyKind, tuple[str, ...]] = {
     BodyKind.COMPLETION: ("max_tokens", "max_completion_tokens"),
     BodyKind.RESPONSES: ("max_output_tokens", "max_tokens"),
     BodyKind.MESSAGES: ("max_tokens",),
+    BodyKind.PASSED: ("max_tokens",),
 }
 """The spellings of the output limit; the first is the one to add where a body has none."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,9 +22,12 @@ from router.service.bodies import (
     IdsPrompt,
     OpaquePrompt,
     TextPrompt,
+    encode_json,
     json_text,
 )
+from router.service.conversations import chat_from_messages, chat_from_responses
 from router.service.fleet import Fleet
+from router.service.media import cut_at_medium, estimate_media, text_before_medium
 from router.service.models import NamedModel, TokenizerKind
 
 _CHAT_FIELDS = (
@@ -42,7 +46,8 @@ _CHAT_FIELDS = (
 class Counted:
     """A prompt's length and, where known, its token ids.
 
-    `ids` None means that nobody can say what is cached of it.
+    `ids` None means that nobody can say what is cached of it. Before media they are those to the
+    first placeholder, so fewer than `total`.
     """
 
     total: Tokens
@@ -50,10 +55,34 @@ class Counted:
     ids: Sequence[int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A prompt's ids as an engine lists them.
+
+    `placeholder` is where the first medium begins, None where there is none or nobody says.
+    """
+
+    ids: list[int]
+    placeholder: int | None = None
+
+
+class _Place(msgspec.Struct):
+    """Where a medium stands in the prompt."""
+
+    offset: int
+
+
+class _Features(msgspec.Struct):
+    """The media of a rendered prompt, by modality."""
+
+    mm_placeholders: dict[str, list[_Place]] | None = None
+
+
 class _Rendered(msgspec.Struct):
     """The answer of vLLM's render endpoints (GenerateRequest)."""
 
     token_ids: list[int]
+    features: _Features | None = None
 
 
 class _Tokenized(msgspec.Struct):
@@ -71,6 +100,8 @@ def estimate_tokens(body: ClientBody, bytes_per_token: float) -> Tokens:
     """Return a prompt's length guessed from its UTF-8 bytes; exact where the client sent ids."""
     if isinstance(body.prompt, IdsPrompt):
         return max(1, len(body.prompt.ids))
+    if body.media:
+        return max(1, estimate_media(read_chat(body)["messages"], bytes_per_token))
     return max(1, round(_prompt_bytes(body) / bytes_per_token))
 
 
@@ -85,27 +116,28 @@ def _prompt_bytes(body: ClientBody) -> int:
 class EngineCounter:
     """Asks an engine: by its render endpoint, which reads the very request body, else `/tokenize`.
 
-    Engines without `--enable-scale-out` refuse to render (403): that is remembered per instance.
-    `/tokenize` reads a subset of a chat's fields, so it may differ where `reasoning_effort`,
-    `documents` or `tool_choice` shape the prompt.
+    Engines without `--enable-scale-out` refuse to render (403): that is remembered per instance
+    and path. `/tokenize` reads a subset of a chat's fields, so it may differ where
+    `reasoning_effort`, `documents` or `tool_choice` shape the prompt; Messages and Responses are
+    given to it as the chat that the engine makes of them.
     """
 
     def __init__(self, client: EngineClient, fleet: Fleet, *, timeout: Seconds) -> None:
         self._client = client
         self._fleet = fleet
         self._timeouts = Timeouts(connect=timeout, first_byte=timeout, idle=timeout)
-        self._no_render: set[str] = set()
+        self._no_render: set[tuple[str, str]] = set()
 
-    async def count(self, body: ClientBody, named: NamedModel) -> list[int] | None:
+    async def count(self, body: ClientBody, named: NamedModel) -> Listed | None:
         """Return the prompt's token ids, None when no engine could tell."""
         for instance in self._candidates(named.model.name):
             served = named.lora or instance.served_name or named.model.served_name
             try:
-                ids = await self._ask(instance, body, served)
+                listed = await self._ask(instance, body, served)
             except (UpstreamError, msgspec.DecodeError):
                 continue
-            if ids is not None:
-                return ids
+            if listed is not None:
+                return listed
         return None
 
     def _candidates(self, model: str) -> list[Instance]:
@@ -118,15 +150,16 @@ class EngineCounter:
         ready.sort(key=lambda member: (member.inflight, member.instance.name))
         return [member.instance for member in ready[:2]]
 
-    async def _ask(self, instance: Instance, body: ClientBody, served: str) -> list[int] | None:
-        if instance.name not in self._no_render:
-            status, answer = await self._post(instance, _render_path(body), _render(body, served))
+    async def _ask(self, instance: Instance, body: ClientBody, served: str) -> Listed | None:
+        path = _RENDER_PATHS.get(body.kind)
+        if path is not None and (instance.name, path) not in self._no_render:
+            status, answer = await self._post(instance, path, _render(body, served))
             if status == 200:
-                return _rendered_ids(answer)
+                return _read_rendered(answer)
             if status in (403, 404, 405):
-                self._no_render.add(instance.name)
+                self._no_render.add((instance.name, path))
         status, answer = await self._post(instance, "/tokenize", _tokenize(body, served))
-        return _TOKENIZED.decode(answer).tokens if status == 200 else None
+        return Listed(_TOKENIZED.decode(answer).tokens) if status == 200 else None
 
     async def _post(self, instance: Instance, path: str, body: bytes) -> tuple[int, bytes]:
         headers = [(b"content-type", b"application/json")]
@@ -148,24 +181,29 @@ class EngineCounter:
             await response.aclose()
 
 
-def _render_path(body: ClientBody) -> str:
-    return (
-        "/v1/completions/render"
-        if body.kind is BodyKind.COMPLETION
-        else "/v1/chat/completions/render"
-    )
+_RENDER_PATHS: Mapping[BodyKind, str] = MappingProxyType(
+    {
+        BodyKind.CHAT: "/v1/chat/completions/render",
+        BodyKind.COMPLETION: "/v1/completions/render",
+        BodyKind.RESPONSES: "/v1/responses/render",
+        BodyKind.MESSAGES: "/v1/messages/render",
+    }
+)
 
 
 def _render(body: ClientBody, served: str) -> bytes:
     return body.form({"model": json_text(served)})
 
 
-def _rendered_ids(answer: bytes) -> list[int] | None:
+def _read_rendered(answer: bytes) -> Listed | None:
     """A completion renders to a list with one entry a prompt, a chat to one object."""
     if answer.lstrip()[:1] == b"[":
         several = _RENDERED_LIST.decode(answer)
-        return several[0].token_ids if len(several) == 1 else None
-    return _RENDERED.decode(answer).token_ids
+        return Listed(several[0].token_ids) if len(several) == 1 else None
+    rendered = _RENDERED.decode(answer)
+    media = rendered.features.mm_placeholders if rendered.features else None
+    places = [place.offset for each in (media or {}).values() for place in each]
+    return Listed(rendered.token_ids, min(places, default=None))
 
 
 def _tokenize(body: ClientBody, served: str) -> bytes:
@@ -173,7 +211,26 @@ def _tokenize(body: ClientBody, served: str) -> bytes:
     if isinstance(body.prompt, TextPrompt):
         changes["prompt"] = json_text(body.prompt.text)
         return body.select(("add_special_tokens",), changes)
+    if body.kind is not BodyKind.CHAT:
+        changes |= {name: encode_json(value) for name, value in read_chat(body).items()}
+        return body.select(("chat_template_kwargs",), changes)
     return body.select(_CHAT_FIELDS, changes)
+
+
+def read_chat(body: ClientBody) -> Mapping[str, Any]:
+    """Return `messages` and `tools` as the engine's chat template will see them.
+
+    Raises BadRequest where a message of a chat is not an object.
+    """
+    match body.kind:
+        case BodyKind.RESPONSES:
+            names = ("input", "instructions", "tools")
+            return chat_from_responses({name: body.decode(name) for name in names})
+        case BodyKind.MESSAGES:
+            names = ("messages", "system", "tools")
+            return chat_from_messages({name: body.decode(name) for name in names})
+        case _:
+            return {"messages": body.decode_messages(), "tools": body.decode("tools")}
 
 
 class PromptCounter:
@@ -192,46 +249,58 @@ class PromptCounter:
         if isinstance(body.prompt, IdsPrompt):
             ids = body.prompt.ids
             return Counted(max(1, len(ids)), TokenSource.CLIENT, ids)
-        model = named.model
-        source, found = TokenSource.ENGINE, None
-        if not isinstance(body.prompt, OpaquePrompt):
-            match model.tokenizer:
-                case TokenizerKind.HF:
-                    source = TokenSource.TOKENIZER
-                    found = await self._encode(body, self._tokenizers[model.name])
-                case TokenizerKind.ENGINE:
-                    found = await self._engines.count(body, named)
-                case TokenizerKind.NONE:
-                    found = None
-        if found:
-            # A placeholder's KV depends on its picture: only the engine can name such blocks.
-            return Counted(len(found), source, None if body.media else found)
-        return Counted(estimate_tokens(body, model.bytes_per_token), TokenSource.ESTIMATE)
+        if isinstance(body.prompt, OpaquePrompt):
+            return self._estimate(body, named)
+        match named.model.tokenizer:
+            case TokenizerKind.HF:
+                return await self._count_here(body, named)
+            case TokenizerKind.ENGINE:
+                listed = await self._engines.count(body, named)
+                if listed is None or not listed.ids:
+                    return self._estimate(body, named)
+                # A placeholder's KV depends on its picture, which only the engine can name.
+                known = listed.ids[: listed.placeholder or 0] if body.media else listed.ids
+                return Counted(len(listed.ids), TokenSource.ENGINE, known or None)
+            case TokenizerKind.NONE:
+                return self._estimate(body, named)
+
+    def _estimate(self, body: ClientBody, named: NamedModel, before: Sequence[int] = ()) -> Counted:
+        """Guess; `before` are the ids that are known nevertheless, to the first medium."""
+        total = estimate_tokens(body, named.model.bytes_per_token)
+        return Counted(max(total, len(before) + 1), TokenSource.ESTIMATE, before or None)
+
+    async def _count_here(self, body: ClientBody, named: NamedModel) -> Counted:
+        ids = await self._encode(body, self._tokenizers[named.model.name])
+        if body.media or not ids:
+            return self._estimate(body, named, ids or ())
+        return Counted(len(ids), TokenSource.TOKENIZER, ids)
 
     async def _encode(self, body: ClientBody, tokenizer: Tokenizer) -> list[int] | None:
-        """Encode off the event loop: a long prompt takes tens of milliseconds."""
-        if body.media:
-            return None
+        """Encode off the event loop: a long prompt takes tens of milliseconds.
+
+        Of a prompt with media only what comes before the first is encoded.
+        """
         if isinstance(body.prompt, TextPrompt):
             special = body.decode("add_special_tokens")
             return await asyncio.to_thread(
                 tokenizer.encode, body.prompt.text, add_special_tokens=special is not False
             )
-        messages = body.decode_messages()
-        options = _template_options(body)
+        chat = read_chat(body)
+        messages, options = chat["messages"], _template_options(body, chat)
         try:
-            return await asyncio.to_thread(_encode_chat, tokenizer, messages, options)
+            encode = _encode_before_medium if body.media else _encode_chat
+            return await asyncio.to_thread(encode, tokenizer, messages, options)
         except (ValueError, TypeError):
             # The template refuses this conversation: the engine will, too, in its own words.
             return None
 
 
-def _template_options(body: ClientBody) -> dict[str, Any]:
+def _template_options(body: ClientBody, chat: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of a chat request shapes the prompt, as `Tokenizer.render_chat` takes it."""
     arguments = body.decode("chat_template_kwargs")
     if arguments is not None and not isinstance(arguments, dict):
         raise BadRequest("chat_template_kwargs must be an object", param="chat_template_kwargs")
-    tools = body.decode("tools")
+    tools = chat.get("tools")
     if tools is not None and not isinstance(tools, list):
         raise BadRequest("tools must be an array", param="tools")
     return {
@@ -247,3 +316,10 @@ def _encode_chat(
 ) -> list[int]:
     text = tokenizer.render_chat(messages, **options)
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _encode_before_medium(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]], options: dict[str, Any]
+) -> list[int]:
+    text = tokenizer.render_chat(cut_at_medium(messages), **options)
+    return tokenizer.encode(text_before_medium(text), add_special_tokens=False)

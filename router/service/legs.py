@@ -12,7 +12,7 @@ from typing import Final
 
 from router.domain.decision import Placement
 from router.ports import EngineRequest, Headers, Timeouts
-from router.service.relay_ports import Leg, Target
+from router.service.relay_ports import Leg, Target, Verbatim
 
 _UPWARDS: Final = frozenset(
     {
@@ -29,6 +29,7 @@ _MAX_FORWARDED_BYTES: Final = 4096
 """W3C asks for at least 512 bytes of `tracestate`; engines' servers take heads of 64 KiB."""
 
 _PRINTABLE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_ORDINARY: Final = Verbatim()
 _SUFFIXES: Final = {Leg.PREFILL: "p", Leg.DECODE: "d"}
 
 
@@ -43,6 +44,7 @@ def form_call(
     request_id: str,
     attempt: int,
     timeouts: Timeouts,
+    verbatim: Verbatim | None = None,
 ) -> EngineRequest:
     """Return the call of one leg.
 
@@ -50,8 +52,9 @@ def form_call(
     call, with one stem (CASES R30). They are asked for plain bytes, which may be rewritten.
     """
     suffix = _SUFFIXES[leg] + (str(attempt) if attempt > 1 else "")
+    verbatim = verbatim or _ORDINARY
     headers = [
-        (b"content-type", b"application/json"),
+        (b"content-type", verbatim.content_type),
         (b"accept-encoding", b"identity"),
         (b"x-request-id", f"{request_id}-{suffix}".encode("ascii")),
     ]
@@ -65,8 +68,10 @@ def form_call(
         base_url=target.instance.url,
         path=path,
         body=body,
+        method=verbatim.method,
         headers=headers,
         timeouts=timeouts,
+        upload=verbatim.upload,
     )
 
 

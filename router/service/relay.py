@@ -301,7 +301,7 @@ class _Course:
     async def _step(self, setback: Setback) -> None:
         """Change the course as `fallbacks` says; raise where it gives up."""
         planner, given_up = self._relay.planner, self._decision
-        step = after_setback(self._progress, setback, attempts=self._settings.decode_attempts)
+        step = after_setback(self._progress, setback, attempts=self._attempts)
         match step:
             case GoOn(progress=progress):
                 self._progress = progress
@@ -320,6 +320,13 @@ class _Course:
             case GiveUp(error=error):
                 raise error
         self._relay.hook.fell_back(given_up, step.fallback)
+
+    @property
+    def _attempts(self) -> int:
+        """How many decode legs there may be; an upload that has begun cannot be sent again."""
+        verbatim = self._request.verbatim
+        begun = verbatim is not None and verbatim.upload is not None and verbatim.upload.started
+        return 1 if begun else self._settings.decode_attempts
 
     def _failed(self, leg: Leg, error: UpstreamError) -> FailedLeg:
         self.note_failure(leg, error.instance, _kind(error))
@@ -357,7 +364,10 @@ class _Course:
     # -- calls and counts
 
     def _form_decode(self, target: Target, handoff: Handoff | None) -> EngineRequest:
-        body = self._relay.connector.form_decode(self._request.body, target.served_name, handoff)
+        body = b""
+        if self._request.verbatim is None:
+            connector = self._relay.connector
+            body = connector.form_decode(self._request.body, target.served_name, handoff)
         return self._form_call(Leg.DECODE, target, self._decision.decode, body)
 
     def _form_call(
@@ -374,6 +384,7 @@ class _Course:
             request_id=self._request.request_id,
             attempt=self._calls[leg],
             timeouts=self._settings.timeouts,
+            verbatim=self._request.verbatim,
         )
 
     def _book(self, held: ExitStack) -> None:

@@ -19,7 +19,7 @@ from typing import Protocol
 from router.domain.decision import Decision, NoRoute, Placement, Reason
 from router.domain.topology import Instance
 from router.domain.units import Bytes, Seconds, Tokens
-from router.ports import Headers, Timeouts
+from router.ports import Headers, Timeouts, Upload
 from router.service.bodies import ClientBody
 
 
@@ -79,6 +79,15 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Verbatim:
+    """What goes to its one engine as the client sent it: a read or an order by id, or an upload."""
+
+    method: str = "POST"
+    content_type: bytes = b"application/json"
+    upload: Upload | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RelayRequest:
     """One request that is to be answered.
 
@@ -86,7 +95,8 @@ class RelayRequest:
     names in lower case; only an allow-list of them goes on. `request_id` is the gateway's own and
     unique per call (CASES R30); engines see it with the leg appended. `model` is the name under
     which `Planner.resolve` knows what was asked for: the configured model behind an alias, or a
-    LoRA; answers show `body.model`. `received_at` is on the clock's monotonic scale.
+    LoRA; answers show `body.model`. `received_at` is on the clock's monotonic scale. With
+    `verbatim` nothing of `body` is sent; such a request is never split.
     """
 
     path: str
@@ -95,6 +105,7 @@ class RelayRequest:
     request_id: str
     model: str
     received_at: Seconds
+    verbatim: Verbatim | None = None
 
 
 @dataclass(frozen=True, slots=True)

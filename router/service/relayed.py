@@ -154,6 +154,8 @@ class AnswerReader:
             return self._copy(b"", chunks)
         if kind.strip().lower().startswith(b"text/event-stream"):
             return self._stream(EventStream(self._rewriter), chunks)
+        if not self._is_json(kind):
+            return self._copy(b"", chunks)
         held = bytearray()
         async for chunk in chunks:
             self._note_byte()
@@ -163,6 +165,12 @@ class AnswerReader:
         rewritten = self._rewriter.rewrite(bytes(held))
         self._watch.ended(rewritten.usage, 0, complete=True)
         return rewritten.text
+
+    @staticmethod
+    def _is_json(kind: bytes) -> bool:
+        """Whether a body may be JSON: what has no type is looked at, audio and text are not."""
+        kind = kind.partition(b";")[0].strip().lower()
+        return not kind or kind.endswith((b"/json", b"+json"))
 
     def _note_byte(self) -> None:
         if not self._began:

@@ -25,7 +25,7 @@ from router.domain.errors import NobodyAlive
 from router.domain.units import Seconds, Tokens
 from router.policy.route import decide, decide_local, without
 from router.ports import Clock
-from router.service.bodies import ClientBody
+from router.service.bodies import BodyKind, ClientBody
 from router.service.counting import Counted, PromptCounter, estimate_tokens
 from router.service.decisions import DecisionLog, DecisionRecord
 from router.service.models import NamedModel
@@ -40,6 +40,7 @@ class Ask:
     """One client's request, ready to be decided.
 
     `salt` is the cache salt that engines will get. The lower `priority` goes first in the queue.
+    `only` names the one instance that can serve it, since it holds what the request speaks of.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class Ask:
     salt: str | None
     home: str | None = None
     priority: int = 0
+    only: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,12 @@ class Routing:
         """
         count = await self._count(ask)
         await visit.charge(count.counted.total)
-        considered = await self._consider_admitted(ask, count, visit)
+        if ask.body.kind is BodyKind.PASSED:
+            considered = await self._consider(
+                ask, count, None
+            )  # what decodes nothing needs no slot
+        else:
+            considered = await self._consider_admitted(ask, count, visit)
         record = self._remember(ask.request_id, considered.snapshot, considered.decision)
         return Routed(
             ask, considered.snapshot.request, considered.beliefs, record, visit, considered.prompt
@@ -180,7 +187,7 @@ class Routing:
     async def _look_and_decide(self, ask: Ask, count: _Count, visit: Visit) -> _Considered | None:
         prompt, beliefs, late = await self._believe_in_time(ask, count)
         model = ask.named.model
-        snapshot = self._builder.build(model, _view_request(ask, count.counted), beliefs)
+        snapshot = self._build(ask, _view_request(ask, count.counted), beliefs)
         roomy = without(snapshot, visit.full(model.name))
         decision = _decide(roomy, late=late)
         if isinstance(decision, NoRoute):
@@ -188,12 +195,11 @@ class Routing:
         visit.settle(decision.decode.instance)
         return _Considered(prompt, beliefs, roomy, decision)
 
-    async def _consider(self, ask: Ask, what_if: WhatIf) -> _Considered:
-        """Count, look up and decide, without a slot. Raises NobodyAlive, BadRequest."""
-        count = await self._count(ask)
+    async def _consider(self, ask: Ask, count: _Count, what_if: WhatIf | None) -> _Considered:
+        """Look up and decide, without a slot. Raises NobodyAlive."""
         prompt, beliefs, late = await self._believe_in_time(ask, count)
         request = _view_request(ask, count.counted)
-        snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
+        snapshot = self._build(ask, request, beliefs, what_if)
         decision = _decide(snapshot, late=late)
         if isinstance(decision, NoRoute):
             raise NobodyAlive(f"no live instance can decode {ask.named.asked!r} now")
@@ -273,7 +279,7 @@ class Routing:
 
         Raises NobodyAlive, BadRequest.
         """
-        considered = await self._consider(ask, what_if)
+        considered = await self._consider(ask, await self._count(ask), what_if)
         now = self._clock.now()
         return DecisionRecord(ask.request_id, now, considered.snapshot, considered.decision)
 
@@ -336,7 +342,17 @@ class Routing:
             self._hook.looked_up(self._clock.monotonic() - started, timed_out=timed_out)
 
     def _rebuild(self, routed: Routed) -> Snapshot:
-        return self._builder.build(routed.ask.named.model, routed.request, routed.beliefs)
+        return self._build(routed.ask, routed.request, routed.beliefs)
+
+    def _build(
+        self, ask: Ask, request: RequestView, beliefs: Beliefs, what_if: WhatIf | None = None
+    ) -> Snapshot:
+        """Take the snapshot for a request; where only one instance will do the others are away."""
+        snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
+        if ask.only is None:
+            return snapshot
+        names = {view.name for cluster in snapshot.clusters for view in cluster.instances}
+        return without(snapshot, frozenset(names - {ask.only}))
 
     def _remember(self, request_id: str, snapshot: Snapshot, decision: Decision) -> DecisionRecord:
         remote = decision.route is Route.PRFAAS
@@ -351,7 +367,7 @@ class Routing:
 
 
 def _lane(ask: Ask, excluded: frozenset[str]) -> Lane:
-    return Lane(ask.named.model.name, ask.home, excluded)
+    return Lane(ask.named.model.name, ask.home, excluded, ask.only)
 
 
 def _decide(snapshot: Snapshot, *, late: bool) -> Decision | NoRoute:

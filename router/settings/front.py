@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr, field_serializer
+from pydantic import AfterValidator, Field, SecretStr, field_serializer
+from pydantic_core import PydanticCustomError
 
 from router.settings.fields import (
     Duration,
@@ -37,6 +38,54 @@ class CorsSettings(Section):
     """How long a browser keeps a preflight's answer (Starlette's default)."""
 
 
+_INTERNAL_PATHS: Final = frozenset(
+    # vLLM 0.33: what steers an engine or tells of it, much of it without any key there.
+    [
+        "/health",
+        "/load",
+        "/version",
+        "/metrics",
+        "/ping",
+        "/kv_event_sources",
+        "/scale_elastic_ep",
+        "/is_scaling_elastic_ep",
+        "/start_profile",
+        "/stop_profile",
+        "/reset_prefix_cache",
+        "/reset_mm_cache",
+        "/reset_encoder_cache",
+        "/sleep",
+        "/wake_up",
+        "/is_sleeping",
+        "/release_kv_cache_memory",
+        "/collective_rpc",
+        "/server_info",
+        "/pause",
+        "/resume",
+        "/is_paused",
+        "/abort_requests",
+        "/update_weights",
+        "/init_weight_transfer_engine",
+        "/get_world_size",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/inference/v1/abort_requests",
+    ]
+)
+_OWN_PATHS: Final = ("/ready", "/v1/models")
+
+
+def _check_passed_path(path: str) -> str:
+    if path.rstrip("/") in _INTERNAL_PATHS or path.startswith("/update_weights"):
+        raise PydanticCustomError("path", "is for operators of an engine, never for clients")
+    if path.startswith(_OWN_PATHS):
+        raise PydanticCustomError("path", "is the gateway's own")
+    return path
+
+
+PassedPath = Annotated[HttpPath, AfterValidator(_check_passed_path)]
+
+
 class ServerSettings(Section):
     """The gateway's listener."""
 
@@ -50,9 +99,10 @@ class ServerSettings(Section):
     (4 bytes a token), well over the longest context served today."""
     expose_routing_headers: bool = True
     """Whether answers carry `x-prfaas-*`; `x-request-id` stays in any case."""
-    passthrough_paths: tuple[HttpPath, ...] = ()
-    """Further engine paths that clients may call, such as `/tokenize`; they go to one `both` or
-    `decode` instance. Empty, since engines expose much that is not for clients."""
+    passthrough_paths: tuple[PassedPath, ...] = ()
+    """Further engine paths that clients may POST to, such as `/tokenize` or
+    `/v1/audio/transcriptions`; they go to one `both` or `decode` instance. Empty, since engines
+    expose much that is not for clients; what steers an engine is refused."""
     cors: CorsSettings = CorsSettings()
     """Cross-origin access."""
 

@@ -57,6 +57,34 @@ async def fetch(client: EngineClient, request: EngineRequest) -> bytes:
     return await response.read()
 
 
+class Pieces:
+    """An upload of pieces, with a gate before the last; `error` is raised instead of it."""
+
+    def __init__(
+        self,
+        *pieces: bytes,
+        declared: bool = True,
+        gate: asyncio.Event | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        self.body = pieces
+        self.length = sum(map(len, pieces)) if declared else None
+        self.started = False
+        self._gate = gate
+        self._error = error
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        self.started = True
+        *first, last = self.body
+        for piece in first:
+            yield piece
+        if self._gate is not None:
+            await self._gate.wait()
+        if self._error is not None:
+            raise self._error
+        yield last
+
+
 class EngineClientSuite:
     """The contract. Subclasses provide `make_client`."""
 
@@ -468,3 +496,86 @@ class EngineClientSuite:
             with pytest.raises(UpstreamError):
                 await waiting
             await engine.peer_closed(request)
+
+    # -- uploads
+
+    @pytest.mark.parametrize("declared", [True, False], ids=["length", "chunked"])
+    async def test_uploads_go_up_in_pieces(self, client: EngineClient, *, declared: bool) -> None:
+        """An upload arrives whole, framed by its length where it has one, else in chunks."""
+        upload = Pieces(b"a" * 100_000, b"", b"b" * 700_000, b"c", declared=declared)
+        async with ScriptedEngine(answer(200, b"ok")) as engine:
+            assert await fetch(client, a_request(engine.url, upload=upload)) == b"ok"
+            [request] = engine.requests
+            assert request.body == b"".join(upload.body)
+            assert request.header("content-length") == ("800001" if declared else None)
+            assert await fetch(client, a_request(engine.url)) == b"ok"
+            assert engine.connections == 1, "its connection is good for the next request"
+
+    async def test_an_upload_never_takes_a_used_connection(self, client: EngineClient) -> None:
+        """What cannot be sent twice does not risk a connection that may just be closing."""
+        async with ScriptedEngine(answer(200, b"ok")) as engine:
+            await fetch(client, a_request(engine.url))
+            await fetch(client, a_request(engine.url, upload=Pieces(b"a", b"b")))
+            assert [each.connection for each in engine.requests] == [0, 1]
+
+    async def test_an_early_answer_ends_an_upload(self, client: EngineClient) -> None:
+        """An engine that refuses before the end is heard at once; its connection is not reused."""
+        gate = asyncio.Event()
+        async with ScriptedEngine(answer(200, b"ok")) as engine:
+            engine.interrupt("/v1/files", answer(413, b"no")[0].payload)  # type: ignore[union-attr]
+            upload = Pieces(b"a" * 1000, b"b", gate=gate)
+            response = await client.send(a_request(engine.url, path="/v1/files", upload=upload))
+            assert (response.status, await response.read()) == (413, b"no")
+            await response.aclose()
+            assert await fetch(client, a_request(engine.url)) == b"ok"
+            assert engine.requests[0].connection == 1
+
+    async def test_what_an_upload_raises_cuts_the_connection(self, client: EngineClient) -> None:
+        """A source that fails fails the call by its own error; the engine sees no request."""
+        async with ScriptedEngine(answer(200, b"ok")) as engine:
+            upload = Pieces(b"a" * 1000, b"b", error=LookupError("gone"))
+            with pytest.raises(LookupError, match="gone"):
+                await client.send(a_request(engine.url, upload=upload))
+            assert await fetch(client, a_request(engine.url)) == b"ok"
+            assert [each.path for each in engine.requests] == ["/v1/completions"]
+
+    async def test_an_engine_that_takes_nothing_holds_an_upload_back(
+        self, client: EngineClient
+    ) -> None:
+        """Pieces are asked for at the pace at which they leave; cancelling ends it."""
+        asked = 0
+
+        class Endless(Pieces):
+            async def pieces(self) -> AsyncIterator[bytes]:
+                nonlocal asked
+                while True:
+                    asked += 1
+                    yield bytes(64 * 1024)
+
+        async with ScriptedEngine(read=False) as engine:
+            upload = Endless(b"", declared=False)
+            call = asyncio.create_task(client.send(a_request(engine.url, upload=upload)))
+            before = -1
+            while asked != before or not asked:
+                before = asked
+                await asyncio.sleep(0.05)
+            assert asked < 1000
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    async def test_the_first_byte_timeout_begins_after_the_upload(
+        self, client: EngineClient
+    ) -> None:
+        """A slow sender is no silent engine; silence after the last piece is."""
+        gate = asyncio.Event()
+        timeouts = Timeouts(connect=2.0, first_byte=0.1, idle=5.0)
+        async with ScriptedEngine([Hold()]) as engine:
+            upload = Pieces(b"a", b"b", gate=gate)
+            request = a_request(engine.url, upload=upload, timeouts=timeouts)
+            call = asyncio.create_task(client.send(request))
+            await asyncio.wait({call}, timeout=0.3)
+            assert not call.done()
+            gate.set()
+            with pytest.raises(UpstreamTimeout):
+                await call

@@ -64,13 +64,16 @@ class Replayed:
 
 
 @contextmanager
-def local_system(directory: Path, groups: Sequence[str], *, time_scale: float) -> Iterator[System]:
-    """Run the demo's system with other KV groups, as processes of their own."""
+def local_system(
+    directory: Path, groups: Sequence[str], *, time_scale: float, store: str = "memory://"
+) -> Iterator[System]:
+    """Run the demo's system with other KV groups and store, as processes of their own."""
     config = write_demo_config(directory, 0, time_scale)
     text = config.read_text()
     assert _GROUPS_IN_DEMO in text
     listed = "".join(f"        - {{kind: {group}}}\n" for group in groups)
-    config.write_text(text.replace(_GROUPS_IN_DEMO, listed))
+    text = text.replace(_GROUPS_IN_DEMO, listed)
+    config.write_text(f"{text}\nstore: {{url: '{store}'}}\n")
     settings = load_settings(config, {})
     with run_system(config) as (url, _):
         yield System(

@@ -170,6 +170,7 @@ class ScriptedEngine:
         self.idle_close = idle_close
         self.tls = tls
         self.read = read
+        self._interruptions: dict[str, bytes] = {}
         self._host = host
         self._port = port
         self._standing: ScriptSource = script or answer(200, b"{}")
@@ -215,6 +216,10 @@ class ScriptedEngine:
     def on(self, path: str, script: ScriptSource) -> None:
         """Play `script` for requests of this path (without its query)."""
         self._paths[path] = script
+
+    def interrupt(self, path: str, payload: bytes) -> None:
+        """Write bytes as soon as the head of a request of this path is here, before its body."""
+        self._interruptions[path] = payload
 
     # -- what it saw
 
@@ -293,7 +298,8 @@ class _Connection(asyncio.Protocol):
         self.number = self._engine._connected(self)
         self._task = asyncio.get_running_loop().create_task(self._play())
         if not self._engine.read:
-            self.transport.pause_reading()
+            # uvloop begins to read only after this; what is paused before goes on then.
+            asyncio.get_running_loop().call_soon(self.transport.pause_reading)
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._cancel_idle()
@@ -317,6 +323,8 @@ class _Connection(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if early := self._engine._interruptions.get(self._path.decode("latin-1")):
+            self.transport.write(early)
         if any(name.lower() == b"expect" for name, _ in self._headers):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

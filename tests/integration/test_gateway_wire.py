@@ -277,7 +277,7 @@ async def test_r19_when_the_local_prefill_fails_as_well_the_client_is_told(tmp_p
 )
 async def test_r20_the_prefill_leg_makes_one_token(tmp_path: Path, limits: dict[str, int]) -> None:
     """Every spelling of the limit is 1 there; the decode leg is the client's but for the KV."""
-    body = {**STREAMED, **limits, "n": 2, "stream_options": {"include_usage": True}}
+    body = {**STREAMED, **limits, "n": 1, "stream_options": {"include_usage": True}}
     async with scripted_system(tmp_path, threshold=0) as system:
         await system.client.post(CHAT, json=body)
         first = system.engine("f0").calls[0].json()

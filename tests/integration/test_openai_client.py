@@ -199,3 +199,65 @@ async def test_closing_a_stream_frees_everything(tmp_path: Path) -> None:
         await system.settled()
         response = await system.complete(10)
         assert routing(response) == ("local", "below_threshold")
+
+
+async def test_responses(tmp_path: Path) -> None:
+    """Responses run on both routes, whole and streamed, and stream to the same text."""
+    async with standin_system(tmp_path) as system, connected(system) as client:
+        for size, route in ((10, "local"), (1000, "prfaas")):
+            asked: dict[str, Any] = {"model": "tiny", "input": chat(size), "max_output_tokens": 12}
+            raw = await client.responses.with_raw_response.create(**asked)
+            assert raw.headers["x-prfaas-route"] == route
+            whole = raw.parse()
+            assert whole.model == "tiny"
+            assert whole.output_text
+            assert whole.usage is not None
+            assert whole.usage.input_tokens == int(raw.headers["x-prfaas-total-tokens"])
+            stream = await client.responses.create(**asked, stream=True)
+            events = [event async for event in stream]
+            assert events[0].type == "response.created"
+            assert events[-1].type == "response.completed"
+            texts = [each.delta for each in events if each.type == "response.output_text.delta"]
+            assert "".join(texts) == whole.output_text
+
+
+async def test_responses_are_found_where_they_were_made(tmp_path: Path) -> None:
+    """Retrieve, cancel and continue go to the engine that keeps the response, of several."""
+    async with (
+        standin_system(tmp_path, names="p0 d0 d1") as system,
+        connected(system) as client,
+    ):
+        for number in range(6):
+            raw = await client.responses.with_raw_response.create(
+                model="tiny", input=f"Say {number}.", max_output_tokens=5, stream=False
+            )
+            made, where = raw.parse(), raw.headers["x-prfaas-decode"]
+            other = "d1" if where == "d0" else "d0"
+            await system.order("PATCH", f"instances/{other}", {"state": "active"})
+            again = await client.responses.with_raw_response.retrieve(made.id)
+            assert again.headers["x-prfaas-decode"] == where
+            assert again.parse().output_text == made.output_text
+            with pytest.raises(openai.BadRequestError, match="synchronous"):
+                await client.responses.cancel(made.id)
+            next_one = await client.responses.with_raw_response.create(
+                model="tiny", input="Go on.", previous_response_id=made.id, max_output_tokens=5
+            )
+            assert next_one.headers["x-prfaas-decode"] == where
+            assert next_one.parse().previous_response_id == made.id
+            # The other instance makes the next one.
+            await system.order("PATCH", f"instances/{where}", {"state": "draining"})
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve("resp_unknown")
+
+
+async def test_embeddings(tmp_path: Path) -> None:
+    """Embeddings of one and several texts, in the client's own packed format."""
+    async with standin_system(tmp_path) as system, connected(system) as client:
+        one = await client.embeddings.create(model="tiny", input="a bee")
+        several = await client.embeddings.create(model="tiny", input=["a bee", "a fly"])
+        plain = await client.embeddings.create(model="tiny", input="a bee", encoding_format="float")
+    assert one.model == "tiny"
+    assert len(several.data) == 2
+    assert several.data[0].embedding == one.data[0].embedding != several.data[1].embedding
+    assert one.data[0].embedding == pytest.approx(plain.data[0].embedding)
+    assert several.usage.prompt_tokens > one.usage.prompt_tokens

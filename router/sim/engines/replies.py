@@ -57,6 +57,27 @@ def encode_event(chunk: Json) -> bytes:
     return b"data: " + _encode(chunk) + b"\n\n"
 
 
+def encode_named_event(event: Json) -> bytes:
+    """Return one event that is named for its type, as Messages and Responses have it."""
+    return b"event: %s\n" % str(event["type"]).encode() + encode_event(event)
+
+
+def embeddings_body(call: Call, vectors: Sequence[object]) -> Json:
+    """Return the answer of `/v1/embeddings`: one vector a prompt."""
+    tokens = sum(map(len, call.prompts))
+    return {
+        "id": "embd-standin",
+        "object": "list",
+        "created": 0,
+        "model": call.model,
+        "data": [
+            {"index": index, "object": "embedding", "embedding": vector}
+            for index, vector in enumerate(vectors)
+        ],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
+    }
+
+
 def error_body(error: RequestError) -> Json:
     """Return the body of a refusal."""
     return {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
+from functools import partial
 from typing import Any
 
 from router.sim.engines.asgi import ClientGoneError, Exchange, Receive, Send
@@ -16,9 +17,25 @@ from router.sim.engines.completions import (
     start_runs,
 )
 from router.sim.engines.controls import LINK_PREFIX, Handler, Site, list_control_routes
+from router.sim.engines.dialects import (
+    Dialect,
+    Messages,
+    Responses,
+    ResponseShelf,
+    answer_dialect,
+    chat_body_of_messages,
+)
+from router.sim.engines.embeddings import embed, pack_vector
 from router.sim.engines.errors import LoadFailedError, RequestError
 from router.sim.engines.faults import Dead
-from router.sim.engines.replies import VERSION, Frame, error_body, models_body, rendered_body
+from router.sim.engines.replies import (
+    VERSION,
+    Frame,
+    embeddings_body,
+    error_body,
+    models_body,
+    rendered_body,
+)
 from router.sim.engines.requests import (
     Body,
     check_shape,
@@ -31,8 +48,16 @@ from router.sim.engines.requests import (
 from router.sim.engines.specs import Tokenizer
 
 _SCALE_OUT_PATHS = frozenset(
-    {"/v1/chat/completions/render", "/v1/completions/render", "/inference/v1/generate"}
+    {
+        "/v1/chat/completions/render",
+        "/v1/completions/render",
+        "/v1/messages/render",
+        "/v1/responses/render",
+        "/inference/v1/generate",
+    }
 )
+_RESPONSES_PREFIX = "/v1/responses/"
+_EMBEDDING_SIZE = 16
 
 
 class EngineApp:
@@ -52,11 +77,18 @@ class EngineApp:
         self._wall_time = wall_time
         self._load = 0
         self._started = int(wall_time())
+        self._shelf = ResponseShelf()
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
             "/v1/chat/completions/render": {"POST": self._render_chat},
             "/v1/completions/render": {"POST": self._render_completion},
+            "/v1/messages": {"POST": self._messages},
+            "/v1/messages/count_tokens": {"POST": self._count_tokens},
+            "/v1/messages/render": {"POST": self._render_messages},
+            "/v1/responses": {"POST": self._responses},
+            "/v1/responses/render": {"POST": self._render_responses},
+            "/v1/embeddings": {"POST": self._embeddings},
             "/inference/v1/generate": {"POST": self._generate},
             "/v1/models": {"GET": self._models},
             "/tokenize": {"POST": self._tokenize},
@@ -92,6 +124,9 @@ class EngineApp:
             raise ClientGoneError
         is_link = exchange.path.startswith(LINK_PREFIX)
         handlers = self._routes.get(LINK_PREFIX if is_link else exchange.path)
+        if handlers is None and exchange.path.startswith(_RESPONSES_PREFIX):
+            cancels = exchange.path.endswith("/cancel")
+            handlers = {"POST": self._cancel} if cancels else {"GET": self._stored}
         if handlers is None:
             await exchange.reply_json(404, {"detail": "Not Found"})
             return
@@ -119,38 +154,96 @@ class EngineApp:
         await self._complete(exchange, chat=False)
 
     async def _complete(self, exchange: Exchange, *, chat: bool) -> None:
+        await self._work(exchange, partial(self._generate_answer, exchange, chat=chat))
+
+    async def _messages(self, exchange: Exchange) -> None:
+        await self._work(exchange, partial(self._generate_message, exchange))
+
+    async def _responses(self, exchange: Exchange) -> None:
+        await self._work(exchange, partial(self._generate_response, exchange))
+
+    async def _work(
+        self, exchange: Exchange, generate: Callable[[Body], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Read a body and generate from it for as long as the client stays."""
         raw = await exchange.read()
+
+        async def work() -> None:
+            faults = self._site.faults
+            if faults.slow_seconds > 0:
+                await asyncio.sleep(faults.slow_seconds)
+            status = faults.take_status()
+            if status is not None:
+                raise RequestError("ordered fault", status=status, kind="InternalServerError")
+            await generate(read_body(exchange.header(b"content-type") or "", raw))
+
         self._load += 1
         try:
-            await exchange.run_while_connected(self._generate_answer(exchange, raw, chat=chat))
+            await exchange.run_while_connected(work())
         finally:
             self._load -= 1
 
-    async def _generate_answer(self, exchange: Exchange, raw: bytes, *, chat: bool) -> None:
+    async def _generate_answer(self, exchange: Exchange, body: Body, *, chat: bool) -> None:
+        frame = self._frame(exchange, body, "chatcmpl" if chat else "cmpl", chat=chat)
+        runs = start_runs(frame.call, frame.reply_id, self._new_id)
+        answer = answer_stream if frame.call.stream else answer_whole
+        broken = self._site.faults.broken_stream_after
+        await answer(exchange, self._site.engine, frame, runs, broken)
+
+    async def _generate_message(self, exchange: Exchange, body: Body) -> None:
+        frame = self._frame(exchange, chat_body_of_messages(body), "chatcmpl", chat=True)
+        await self._speak(exchange, frame, Messages())
+
+    async def _generate_response(self, exchange: Exchange, body: Body) -> None:
+        chat = self._shelf.chat_body(body)
+        frame = self._frame(exchange, chat, "resp", chat=True)
+        await self._speak(exchange, frame, Responses(body, chat, self._shelf.keep))
+
+    async def _speak(self, exchange: Exchange, frame: Frame, dialect: Dialect) -> None:
+        [run] = start_runs(frame.call, frame.reply_id, self._new_id)
+        broken = self._site.faults.broken_stream_after
+        await answer_dialect(exchange, self._site.engine, frame, run, dialect, broken)
+
+    def _frame(self, exchange: Exchange, body: Body, prefix: str, *, chat: bool) -> Frame:
+        """Check a body; a refused one gives up the blocks that were held for it."""
         site = self._site
-        if site.faults.slow_seconds > 0:
-            await asyncio.sleep(site.faults.slow_seconds)
-        status = site.faults.take_status()
-        if status is not None:
-            raise RequestError("ordered fault", status=status, kind="InternalServerError")
-        body = read_body(exchange.header(b"content-type") or "", raw)
         try:
             call = read_call(body, site.spec, self._tokenizer, chat=chat)
         except RequestError:
             transfer = body.get("kv_transfer_params")
             site.engine.give_up(transfer if isinstance(transfer, dict) else None)
             raise
-        reply_id = self._reply_id(exchange, "chatcmpl" if chat else "cmpl")
-        frame = Frame(
+        return Frame(
             call=call,
-            reply_id=reply_id,
+            reply_id=self._reply_id(exchange, prefix),
             created=int(self._wall_time()),
             instance=site.spec.name,
             report_cached=site.spec.report_cached_tokens,
         )
-        runs = start_runs(call, reply_id, self._new_id)
-        answer = answer_stream if call.stream else answer_whole
-        await answer(exchange, site.engine, frame, runs, site.faults.broken_stream_after)
+
+    async def _stored(self, exchange: Exchange) -> None:
+        response_id = exchange.path.removeprefix(_RESPONSES_PREFIX)
+        await exchange.reply_json(200, self._shelf.find(response_id))
+
+    async def _cancel(self, exchange: Exchange) -> None:
+        self._shelf.find(exchange.path.removeprefix(_RESPONSES_PREFIX).removesuffix("/cancel"))
+        raise RequestError("Cannot cancel a synchronous response.", param="response_id")
+
+    async def _count_tokens(self, exchange: Exchange) -> None:
+        body = read_body(exchange.header(b"content-type") or "", await exchange.read())
+        call = self._frame(
+            exchange, chat_body_of_messages({"max_tokens": 1, **body}), "count", chat=True
+        ).call
+        await exchange.reply_json(200, {"input_tokens": len(call.prompts[0])})
+
+    async def _embeddings(self, exchange: Exchange) -> None:
+        body = read_body(exchange.header(b"content-type") or "", await exchange.read())
+        prompt = {"model": body.get("model"), "prompt": require_field(body, "input")}
+        call = read_call(prompt, self._site.spec, self._tokenizer, chat=False)
+        vectors = [embed(ids, size=_EMBEDDING_SIZE) for ids in call.prompts]
+        packed = body.get("encoding_format") == "base64"
+        told = [pack_vector(vector) if packed else vector for vector in vectors]
+        await exchange.reply_json(200, embeddings_body(call, told))
 
     def _reply_id(self, exchange: Exchange, prefix: str) -> str:
         return f"{prefix}-{exchange.header(b'x-request-id') or self._new_id()[:16]}"
@@ -167,6 +260,18 @@ class EngineApp:
         request_id = self._reply_id(exchange, "cmpl")
         rendered = [rendered_body(call, request_id, place) for place in range(len(call.prompts))]
         await exchange.reply_json(200, rendered)
+
+    async def _render_messages(self, exchange: Exchange) -> None:
+        await self._render_dialect(exchange, chat_body_of_messages)
+
+    async def _render_responses(self, exchange: Exchange) -> None:
+        await self._render_dialect(exchange, self._shelf.chat_body)
+
+    async def _render_dialect(self, exchange: Exchange, chat_body: Callable[[Body], Body]) -> None:
+        body = read_body(exchange.header(b"content-type") or "", await exchange.read())
+        call = read_call(chat_body(body), self._site.spec, self._tokenizer, chat=True)
+        request_id = self._reply_id(exchange, "chatcmpl")
+        await exchange.reply_json(200, rendered_body(call, request_id, 0))
 
     async def _generate(self, exchange: Exchange) -> None:
         raw = await exchange.read()
