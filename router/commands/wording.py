@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from router.domain.decision import Reason
+from router.domain.decision import Reason, Route
 
 Document = Mapping[str, object]
 
@@ -93,13 +93,16 @@ def _link_words(document: Document) -> Iterator[str]:
         )
     link = _part(document, "link")
     size = document.get("kv_bytes")
-    if link:
-        load = link.get("utilization")
-        used = f"{load:.0%} used" if isinstance(load, int | float) else "load unknown"
+    load = link.get("utilization")
+    used = f"{load:.0%} used" if isinstance(load, int | float) else "load unknown"
+    if link and document.get("route") == Route.PRFAAS:
         carried = f"{_size(size)} of KV go" if isinstance(size, int | float) else "KV goes"
         yield f"{carried} over {link.get('name')} ({used})."
-    elif isinstance(size, int | float):
+        return
+    if isinstance(size, int | float) and size > 0:
         yield f"{_size(size)} of KV are handed off."
+    if link:
+        yield f"Nothing of it goes over {link.get('name')} ({used})."
 
 
 def _part(document: Document, name: str) -> Document:

@@ -68,4 +68,9 @@ class Prober:
             outcome = ProbeOutcome(healthy=False)
         finally:
             self._asking.discard(name)
+        known = member.health.alive
         self._fleet.record_probe(name, ok=outcome.healthy, reading=outcome.reading)
+        alive = member.health.alive
+        if alive is not known and (known, alive) != (None, True):
+            level = logging.INFO if alive else logging.WARNING
+            _LOG.log(level, "instance %s is %s", name, "alive again" if alive else "down")

@@ -98,6 +98,11 @@ class SnapshotBuilder:
             for rank in range(member.instance.ranks)
         ]
 
+    def all_but(self, instance: str) -> frozenset[str]:
+        """Return the names of every other instance."""
+        names = frozenset(member.instance.name for member in self._fleet.members)
+        return names - {instance}
+
     def suppose_beliefs(self, cached: Mapping[str, Tokens | None]) -> Beliefs:
         """Return beliefs in which what is supposed of a cluster is true where it may prefill.
 

@@ -87,6 +87,13 @@ class CacheSettings(Section):
     )
     """The KV groups. Plain transformers have full attention alone."""
 
+    @model_validator(mode="after")
+    def _alignment_is_whole_blocks(self) -> Self:
+        if self.alignment is not None and self.alignment % self.block_size:
+            message = f"must be a multiple of block_size ({self.block_size}; got {self.alignment})"
+            raise incoherent("alignment", message)
+        return self
+
 
 class LoraSettings(Section):
     """An adapter that is served under its own name."""

@@ -388,6 +388,8 @@ def test_every_reason_has_words() -> None:
             "A prefix of 9 tokens travels from east to west.",
         ),
         ({"link": None}, "1.3 GB of KV are handed off."),
+        ({"route": "local"}, "1.3 GB of KV are handed off."),
+        ({"route": "local"}, "Nothing of it goes over west-east (12% used)."),
         ({"kv_bytes": None, "link": {"name": "l"}}, "KV goes over l (load unknown)."),
         ({"reason": "later_invention"}, "PrfaaS: later_invention (later_invention)."),
     ],

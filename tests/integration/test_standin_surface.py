@@ -201,6 +201,25 @@ async def test_choices_echo_logprobs_and_ids_are_legal(engines: dict[str, str]) 
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+async def test_template_arguments_that_the_engine_gives_itself_are_refused(
+    engines: dict[str, str], name: str
+) -> None:
+    """A client cannot make an engine fail, and with it its breaker, by what it sends."""
+    async with httpx.AsyncClient(base_url=engines["plain"], trust_env=False) as client:
+        response = await client.post(
+            "/v1/chat/completions",
+            json={
+                "model": MODEL,
+                "messages": [{"role": "user", "content": "hi"}],
+                "max_tokens": 1,
+                "chat_template_kwargs": {name: [1]},
+            },
+        )
+    assert response.status_code == 400, response.text
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_rendered_chat_has_the_ids_that_are_computed(engines: dict[str, str]) -> None:
     """`/render`, `/tokenize` and the completion itself count and see the same tokens."""
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hello there"}]}

@@ -23,6 +23,11 @@ BROKEN = {
         "block_size: -64",
         "6:19: models[0].cache.block_size: must be greater than 0 (got -64)",
     ),
+    "hits of half a block": (
+        "block_size: 64",
+        "block_size: 64\n      alignment: 100",
+        "7:18: models[0].cache.alignment: must be a multiple of block_size (64; got 100)",
+    ),
     "text for a number": (
         "capacity_gbps: 100",
         "capacity_gbps: lots",

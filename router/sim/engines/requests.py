@@ -143,7 +143,7 @@ def render_prompt(body: Body, tokenizer: Tokenizer) -> str:
             continue_final_message=body.get("continue_final_message") is True,
             **extra,
         )
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # a TypeError for names that the call itself takes
         raise RequestError(str(error)) from error
 
 
