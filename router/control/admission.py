@@ -40,15 +40,11 @@ class AdmissionRules:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Which decode slots do: of a model, in the asked-for cluster, but not of the `excluded`.
-
-    `only` names the one instance that will do.
-    """
+    """Which decode slots do: of a model, in the asked-for cluster, but not of the `excluded`."""
 
     model: str
     home: str | None = None
     excluded: frozenset[str] = frozenset()
-    only: str | None = None
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -249,8 +249,8 @@ class Endpoint:
             body=body,
             salt=salt,
             home=self._choose_home(scope, tenant),
-            priority=choose_priority(scope, body, tenant),
             only=self._find_previous(body, tenant),
+            priority=choose_priority(scope, body, tenant),
         )
 
     def _find_previous(self, body: ClientBody, tenant: Tenant) -> str | None:

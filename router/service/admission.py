@@ -257,7 +257,6 @@ class Admission:
             if member.instance.role is not Role.PREFILL
             and member.instance.model in (None, lane.model)
             and member.instance.cluster in self._homes
-            and lane.only in (None, member.instance.name)
             and member.instance.name not in lane.excluded
             and self._fleet.is_ready(member)
         ]

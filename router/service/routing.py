@@ -49,8 +49,13 @@ class Ask:
     body: ClientBody
     salt: str | None
     home: str | None = None
-    priority: int = 0
     only: str | None = None
+    priority: int = 0
+
+    @property
+    def is_about_stored(self) -> bool:
+        """Whether it reads or cancels a stored response: nothing is computed for it."""
+        return self.only is not None and self.body.kind is BodyKind.PASSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +167,7 @@ class Routing:
         """
         count = await self._count(ask)
         await visit.charge(count.counted.total)
-        if ask.body.kind is BodyKind.PASSED:
-            considered = await self._consider(
-                ask, count, None
-            )  # what decodes nothing needs no slot
-        else:
-            considered = await self._consider_admitted(ask, count, visit)
+        considered = await self._consider_admitted(ask, count, visit)
         record = self._remember(ask.request_id, considered.snapshot, considered.decision)
         return Routed(
             ask, considered.snapshot.request, considered.beliefs, record, visit, considered.prompt
@@ -176,19 +176,21 @@ class Routing:
     async def _consider_admitted(self, ask: Ask, count: _Count, visit: Visit) -> _Considered:
         """Look up and decide with a decode slot in hand.
 
-        Its instance may go before the decision is made; then the request waits on for another.
+        Its instance may go before the decision is made; then the request waits on for another. A
+        call about a stored response decodes nothing: a cancel must not wait for what it cancels.
         """
+        if ask.is_about_stored:
+            return await self._consider(ask, count, None)
         while True:
-            await visit.admit(_lane(ask, frozenset()), ask.priority)
+            await visit.admit(self._lane(ask, frozenset()), ask.priority)
             considered = await self._look_and_decide(ask, count, visit)
             if considered is not None:
                 return considered
 
     async def _look_and_decide(self, ask: Ask, count: _Count, visit: Visit) -> _Considered | None:
         prompt, beliefs, late = await self._believe_in_time(ask, count)
-        model = ask.named.model
         snapshot = self._build(ask, _view_request(ask, count.counted), beliefs)
-        roomy = without(snapshot, visit.full(model.name))
+        roomy = without(snapshot, visit.full(ask.named.model.name))
         decision = _decide(roomy, late=late)
         if isinstance(decision, NoRoute):
             return None
@@ -265,7 +267,7 @@ class Routing:
             if isinstance(_redecide(alive, reason), NoRoute):
                 return decision
             try:
-                await visit.admit(_lane(ask, excluded), ask.priority)
+                await visit.admit(self._lane(ask, excluded), ask.priority)
             except NobodyAlive:
                 return decision
 
@@ -351,8 +353,13 @@ class Routing:
         snapshot = self._builder.build(ask.named.model, request, beliefs, what_if)
         if ask.only is None:
             return snapshot
-        names = {view.name for cluster in snapshot.clusters for view in cluster.instances}
-        return without(snapshot, frozenset(names - {ask.only}))
+        return without(snapshot, self._builder.all_but(ask.only))
+
+    def _lane(self, ask: Ask, excluded: frozenset[str]) -> Lane:
+        """Return which decode slots will do."""
+        if ask.only is not None:
+            excluded |= self._builder.all_but(ask.only)
+        return Lane(ask.named.model.name, ask.home, excluded)
 
     def _remember(self, request_id: str, snapshot: Snapshot, decision: Decision) -> DecisionRecord:
         remote = decision.route is Route.PRFAAS
@@ -364,10 +371,6 @@ class Routing:
         self._log.add(record)
         self._hook.decided(record)
         return record
-
-
-def _lane(ask: Ask, excluded: frozenset[str]) -> Lane:
-    return Lane(ask.named.model.name, ask.home, excluded, ask.only)
 
 
 def _decide(snapshot: Snapshot, *, late: bool) -> Decision | NoRoute:
