@@ -152,6 +152,8 @@ class OpenAiSurface:
 class Endpoint:
     """One path: who asks, what becomes of it, and that it is told and counted once."""
 
+    _is_limited = True
+
     def __init__(self, surface: OpenAiSurface, path: str, kind: BodyKind) -> None:
         self._surface = surface
         self._path = path
@@ -171,7 +173,7 @@ class Endpoint:
         try:
             tenant = surface.tenants.authenticate(self._read_credential(scope))
             outcome.tenant = tenant.name
-            answer.visit = surface.visits.open(tenant)
+            answer.visit = surface.visits.open(tenant, limited=self._is_limited)
             async with answer.visit as visit:
                 await self._answer(scope, receive, visit, answer)
         except ClientGone:
@@ -310,7 +312,12 @@ def choose_priority(scope: Scope, body: ClientBody, tenant: Tenant) -> int:
 
 
 class StoredEndpoint(Endpoint):
-    """Reads and cancels stored responses, at the instance that made them."""
+    """Reads and cancels stored responses, at the instance that made them.
+
+    No limit keeps a tenant from cancelling what it runs.
+    """
+
+    _is_limited = False
 
     async def _answer(
         self, scope: Scope, receive: Receive, visit: Visit, answer: Answering
