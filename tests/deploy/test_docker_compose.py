@@ -12,7 +12,8 @@ SUBCOMMANDS = {
     "serve", "kvmeta", "demo", "engines", "plan", "profile", "simulate", "replay", "explain",
     "ctl", "config", "doctor", "link-agent",
 }  # fmt: skip
-PRODUCT_SERVICES = ("gateway", "kvmeta", "engines-pd", "engines-prfaas")
+LISTENING_SERVICES = ("gateway", "engines-pd", "engines-prfaas")
+PRODUCT_SERVICES = (*LISTENING_SERVICES, "kvmeta")
 SERVICES = (*PRODUCT_SERVICES, "redis", "prometheus")
 
 Document = dict[str, Any]
@@ -146,7 +147,7 @@ def test_the_health_checks_ask_addresses_that_are_served(
     """A health check asks the port of the gateway, or of an instance in the configuration."""
     served = {f"{url}/health" for url in instance_urls(config).values()}
     served.add(f"http://127.0.0.1:{config['server']['port']}/health")
-    for name in PRODUCT_SERVICES:
+    for name in LISTENING_SERVICES:
         script = compose["services"][name]["healthcheck"]["test"][-1]
         compile(script, name, "exec")
         (asked,) = re.findall(r"http://[^']+", script)
