@@ -33,7 +33,7 @@ from kvmeta.backends.redis_store import PAGES
 from kvmeta.types import BlockHash
 from tests.fakes.redis_servers import Server, redis_server
 
-SLOT = 1_800_000_000_000
+SLOT = 1_800_000_000_000_000
 PROMPT_BLOCKS = 8_192
 BUCKET_BLOCKS = 64
 

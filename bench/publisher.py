@@ -1,6 +1,6 @@
 """A publisher of KV events for `bench.index`: encodes its batches first, then sends all at once.
 
-Usage: python -m bench.publisher BATCHES
+Usage: python -m bench.publisher BATCHES NUMBER
 
 Prints its endpoint, then a line once somebody subscribed; sends after a line on standard input and
 ends after another one.
@@ -19,9 +19,9 @@ BLOCKS_PER_BATCH = 128
 _BLOCK = 64
 
 
-def payload(number: int) -> bytes:
+def payload(publisher: int, number: int) -> bytes:
     """One batch as vLLM 0.24 and later send it: a new prompt's blocks."""
-    first = number * BLOCKS_PER_BATCH
+    first = (publisher * 1_000_000 + number) * BLOCKS_PER_BATCH
     stored = {
         "type": "BlockStored",
         "block_hashes": list(range(first, first + BLOCKS_PER_BATCH)),
@@ -43,7 +43,7 @@ def payload(number: int) -> bytes:
 
 def main() -> int:
     """Encode, wait for the subscriber, send."""
-    payloads = [payload(number) for number in range(int(sys.argv[1]))]
+    payloads = [payload(int(sys.argv[2]), number) for number in range(int(sys.argv[1]))]
     context = zmq.Context()
     socket = context.socket(zmq.XPUB)
     socket.setsockopt(zmq.SNDHWM, 0)  # nothing is dropped: what is measured is the other side

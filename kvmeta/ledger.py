@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 from kvmeta.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, UnknownEvent
@@ -272,6 +273,9 @@ class SourceLedger:
         # Blocks from `first` on are named by the chain, those before it by their labels at best.
         first = 0 if start is not None else len(event.labels)
         chain, spots = self._chain(start, event, 0) if start is not None else ([], [])
+        if chain and self._is_news(event.labels, chain, place):
+            self._take_news(event.labels, chain, spots, place)
+            return
         for position, label in enumerate(event.labels):
             name = self._names.get(label)
             if position >= first:
@@ -290,6 +294,39 @@ class SourceLedger:
                 self._store_labelled(label, place, link)
             elif self._name(label, name, spots[position - first] if position >= first else b""):
                 self._hold(label, name, place)
+
+    def _is_news(
+        self, labels: Sequence[EngineLabel], chain: Sequence[BlockHash], place: Place
+    ) -> bool:
+        """Whether nobody heard of any of these blocks, nothing waits for them, and all have room.
+
+        What an engine stores is mostly that, and then needs no look at single blocks.
+        """
+        coming = len(labels)
+        return (
+            not self._waiting
+            and coming <= self._room
+            and coming <= self._max_blocks - max(self._count, len(self._names))
+            and self._names.keys().isdisjoint(labels)
+            and self._held[place].keys().isdisjoint(chain)
+            and len(set(labels)) == coming
+        )
+
+    def _take_news(
+        self,
+        labels: Sequence[EngineLabel],
+        chain: Sequence[BlockHash],
+        spots: Sequence[bytes],
+        place: Place,
+    ) -> None:
+        self._names.update(zip(labels, chain, strict=True))
+        if self._survey is not None:
+            self._spots.update(zip(chain, spots, strict=True))
+        self._held[place].update(dict.fromkeys(chain, 1))
+        self._room -= len(chain)
+        self._count += len(chain)
+        self._outcome.touched.update(labels)
+        self._outcome.changes.extend(map(Change, chain, repeat(place), repeat(True), spots))  # noqa: FBT003  # `repeat` takes no keyword
 
     def _chain(
         self, start: BlockHash, event: BlockStored, position: int
@@ -461,17 +498,19 @@ class SourceLedger:
         """Every label that has a name."""
         return self._names.keys()
 
-    def record(self, label: EngineLabel) -> LabelRecord | None:
-        """Return what is known of `label`; None when it has no name."""
-        name = self._names.get(label)
-        if name is None:
-            return None
-        copies = [
-            (number, blocks[name])
-            for number, blocks in enumerate(self._held.values())
-            if name in blocks
-        ]
-        return LabelRecord(name, self._spots.get(name, b""), tuple(copies))
+    def records(
+        self, labels: Iterable[EngineLabel]
+    ) -> Iterator[tuple[EngineLabel, LabelRecord | None]]:
+        """Yield what is known of each label; None for one that has no name."""
+        names, spots = self._names, self._spots
+        places = list(enumerate(self._held.values()))
+        for label in labels:
+            name = names.get(label)
+            if name is None:
+                yield label, None
+            else:
+                copies = [(number, blocks[name]) for number, blocks in places if name in blocks]
+                yield label, LabelRecord(name, spots.get(name, b""), tuple(copies))
 
     def holdings(self) -> Iterator[Change]:
         """Yield all that is held, as the changes that would bring it about."""

@@ -7,9 +7,9 @@ hash, while the key carries the first half of the anchor's. Two prompts can thus
 entry if 128 bits agree, as with whole hashes.
 
     page  =  over (1: some entries are in the overflow hash) | u16 n | n entries of 8 bytes
-             | groups: u16 k | k slots of 6 bytes | n bits, of the entries that these slots hold
+             | groups: u16 k | k slots of 7 bytes | n bits, of the entries that these slots hold
 
-Slots that hold the same entries share a group, so a page that fifty sources hold alike costs six
+Slots that hold the same entries share a group, so a page that fifty sources hold alike costs seven
 bytes a source. `scripts/pages.lua` writes pages, since several writers may share one.
 """
 
@@ -35,7 +35,7 @@ PAGE_ENTRIES = 256
 Rewriting a page costs Redis about 50 microseconds at that size."""
 
 ENTRY_BYTES = 8
-SLOT_BYTES = 6
+SLOT_BYTES = 7
 SPOT_BYTES = 9
 _ANCHOR_BYTES = 8
 

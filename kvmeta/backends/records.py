@@ -13,12 +13,13 @@ from collections.abc import Iterable
 import msgspec
 
 from kvmeta.backends.pages import SPOT_BYTES
-from kvmeta.ledger import GroupShape, LabelRecord, LedgerShape
+from kvmeta.ledger import MAX_PLACES, GroupShape, LabelRecord, LedgerShape
 from kvmeta.types import BlockHash, CacheLayout, GroupKind, SourceState
 
 _NAME_BYTES = 16
 _COPIES = struct.Struct("<BH")
 _MOST_COPIES = 0xFFFF
+_ONE_COPY = tuple(_COPIES.pack(number, 1) for number in range(MAX_PLACES))
 
 
 class StoredGroup(msgspec.Struct, array_like=True, frozen=True):
@@ -121,7 +122,9 @@ def pack_label(record: LabelRecord) -> bytes:
     """Return a label record: name (16), spot (9), then (place u8, copies u16) for each place."""
     packed: bytes = record.name + record.spot
     for number, count in record.copies:
-        packed += _COPIES.pack(number, min(count, _MOST_COPIES))
+        packed += (
+            _ONE_COPY[number] if count == 1 else _COPIES.pack(number, min(count, _MOST_COPIES))
+        )
     return packed
 
 

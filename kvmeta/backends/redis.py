@@ -284,9 +284,7 @@ class RedisIndex:
                 await self._check_images()
             if not self._writer.has_written:
                 return
-            for owned in list(self._writer.owned):
-                if not owned.is_imaged and not await self._writer.repair(owned):
-                    return
+            await self._repair()
             await self._writer.tell_seen(self._writer.owned)
             swept = 1
             while swept:
@@ -300,6 +298,12 @@ class RedisIndex:
         except (StoreError, TimeoutError):
             _LOG.debug("upkeep of the store", exc_info=True)
 
+    async def _repair(self) -> None:
+        """Make lost images anew, up to the first that fails; sweeping may make room."""
+        for owned in list(self._writer.owned):
+            if not owned.is_imaged and not await self._writer.repair(owned):
+                return
+
     async def _sweep_once(self) -> int:
         async with asyncio.timeout(_UPKEEP_TIMEOUT_SECONDS):
             return await self._sweeper.sweep()
@@ -309,12 +313,12 @@ class RedisIndex:
         mark = await self._store.mark()
         if self._mark is not None and mark != self._mark:
             _LOG.warning("another server took over the store, or it started empty: repairing")
-            self._writer.lose_images(self._writer.owned)
+            await self._writer.lose_images(list(self._writer.owned))
         self._mark = mark
         (fields,) = await self._store.read([("HKEYS", self._keys.table)])
         shown = {parse_field(name) for name in fields}
-        self._writer.lose_images(
-            [owned for owned in self._writer.owned if owned.source not in shown]
+        await self._writer.lose_images(
+            [owned for owned in self._writer.owned if owned.is_imaged and owned.source not in shown]
         )
 
     async def _remove_abandoned(self) -> None:

@@ -123,8 +123,8 @@ class RedisReader:
     ) -> list[int]:
         """Return one mask a block, up to where no source asked for can go on.
 
-        That is a block which no attention group has: every model needs all blocks of one. Should a
-        model have none, its prompts are read to their end.
+        That is a page's last block that no attention group has: every model needs all blocks of
+        one. Should a model have none, its prompts are read to their end.
         """
         entries = entries_of(prompt.hashes)
         full = 0
@@ -140,7 +140,8 @@ class RedisReader:
             at = len(masks) // PAGE_UNITS
             if at * PAGE_UNITS != len(masks) or at == len(anchors):
                 break
-            if not endless and not all(mask & full for mask in set(masks[first:])):
+            ends = masks[first + PAGE_UNITS - 1 :: PAGE_UNITS]
+            if not endless and not all(mask & full for mask in ends):
                 break
             stride *= STRIDE_GROWTH
             _, pages = await self._store.fetch(

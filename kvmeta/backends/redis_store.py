@@ -31,6 +31,9 @@ Reply = Any
 CONNECT_TIMEOUT_SECONDS = 2.0
 """Over a data center's round trip times a hundred; a lost SYN is sent again after one second."""
 
+SOCKET_TIMEOUT_SECONDS = 10.0
+"""The last resort where a host vanished; whoever waits for an answer has a time-out of its own."""
+
 MAX_CONNECTIONS = 32
 """Round trips in flight at once in one process, of a millisecond each; more wait for their turn."""
 
@@ -156,7 +159,7 @@ def _common(url: StoreUrl) -> dict[str, Any]:
         "protocol": 2,
         "driver_info": None,  # two commands less at the start of a connection
         "socket_connect_timeout": CONNECT_TIMEOUT_SECONDS,
-        "socket_timeout": None,  # every wait has its own time-out
+        "socket_timeout": SOCKET_TIMEOUT_SECONDS,
         "retry": Retry(NoBackoff(), 1),
         **_tls_options(url.tls),
     }

@@ -84,13 +84,12 @@ class RedisSweeper:
                 anchor: b"".join(pack_change(slot, (), gone) for slot, gone in slots.items())
                 for anchor, slots in changes.items()
             }
-            try:
-                await self._store.free(
-                    page_commands(self._store, self._keys, ops, script=PAGES_WHEN_FULL)
-                )
-            except StoreError:
-                self.must_scrub = True
-                raise
+            # True while it is under way: it may fail, or be cancelled by a time-out.
+            before, self.must_scrub = self.must_scrub, True
+            await self._store.free(
+                page_commands(self._store, self._keys, ops, script=PAGES_WHEN_FULL)
+            )
+            self.must_scrub = before
         return limit - left
 
     def _take_blocks(

@@ -37,7 +37,10 @@ RECEIVE_HIGH_WATER = 10_000
 dropped here can still be asked for."""
 
 RECONNECT_FIRST_MS = 100
-RECONNECT_LONGEST_MS = 5_000
+RECONNECT_LONGEST_MS = 500
+"""Until an engine that was started anew is heard its predecessor's cache is believed: be there
+before its health has been seen twice, at intervals of a second."""
+
 HEARTBEAT_MS = 5_000
 """Between ZMTP pings, with three times that to answer: a half-open connection is found, and the
 reconnection that follows makes the sequence machine verify what it knows."""

@@ -220,6 +220,17 @@ async def test_a_source_that_catches_up_lets_everybody_else_have_their_turns() -
         assert max(after - before for before, after in pairwise(applied)) <= OBSERVATIONS_PER_TURN
 
 
+async def test_a_publisher_that_was_away_for_long_is_heard_within_a_second() -> None:
+    """What its predecessor held is not believed until some growing pause is over."""
+    async with KvPublisher() as engine, running() as scene:
+        await scene.follow(engine)
+        await scene.has_state(SourceState.SYNCED)
+        await engine.stop()
+        await asyncio.sleep(3.5)  # pauses that double from 0.1 s are longer than a second by now
+        await engine.start()
+        await engine.subscribed(timeout_seconds=1.5)
+
+
 async def test_a_late_attach_without_the_beginning_is_partial() -> None:
     """What the buffer lost may have been anything."""
     async with KvPublisher(buffer_size=2) as engine, running() as scene:

@@ -471,6 +471,21 @@ async def test_r57_a_full_redis_gives_misses_and_recovers(server: Server, start:
     assert await reader.hit(B, X) == 0
 
 
+async def test_r57_what_a_full_redis_holds_in_vain_is_swept(server: Server, start: Open) -> None:
+    """A source that was withdrawn and holds little now comes back without more memory."""
+    process = start()
+    await process.attach(A)
+    used = server.client().info("memory")["used_memory"]
+    server.call("CONFIG", "SET", "maxmemory", used + 300_000)
+    for seed in range(20):
+        await process.send(A, Engine().stored([seed, *range(1_000, 1_799)]))
+    assert await process.hit(A, X) is None
+    await process.send(A, AllBlocksCleared(), Engine().stored(X))
+    for _ in range(3):
+        await process.index.keep_up()
+    assert await process.belief(A, X) == CacheBelief(16, SourceState.SYNCED)
+
+
 async def test_r57_evicted_keys_are_misses_and_never_hits(server: Server, start: Open) -> None:
     """allkeys-lru takes pages, labels, tables: what is answered is never more than the truth."""
     writer, reader = start(), start()
@@ -655,11 +670,10 @@ async def test_a_failover_that_lost_removals_gives_no_false_hit() -> None:
 
 
 async def test_an_acl_user_and_a_unix_socket(server: Server, start: Open) -> None:
-    """A user restricted to the namespace's keys can do all of it, over a socket file."""
-    server.call(
-        *("ACL SETUSER", "router", "on", ">pass word", "~prfaas:kv:*", "+@all", "-@dangerous"),
-        *("+info", "+scan"),
-    )
+    """A user with the rights that the operations page names does all of it, over a socket file."""
+    categories = ("+@read", "+@write", "+@scripting", "+@transaction", "+@connection")
+    rights = ("~prfaas:*", "-@all", *categories, "+info", "+scan", "+time")
+    server.call("ACL SETUSER", "router", "on", ">pass word", *rights)
     path = server.directory / "redis.sock"
     process = start(url=f"unix://router:pass%20word@{path}")
     await process.attach(A)

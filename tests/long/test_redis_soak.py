@@ -85,7 +85,7 @@ async def test_r58_a_minute_without_redis_at_twenty_requests_a_second(
     with redis_server() as server:
         writer = open_redis_index(server.url, budget_seconds=5.0)
         reader = open_redis_index(server.url)
-        upkeep = asyncio.create_task(reader.run())
+        upkeep = [asyncio.create_task(index.run()) for index in (reader, writer)]
         await writer.register(SOURCES[0], LAYOUT)
         await writer.begin_epoch(SOURCES[0], SourceState.SYNCED)
         await writer.apply(SOURCES[0], 0, stored(0, 0))
@@ -116,7 +116,8 @@ async def test_r58_a_minute_without_redis_at_twenty_requests_a_second(
             await asyncio.sleep(0.05)
         assert answers[None] > 600
         assert slow < 60, "five failures, then a trial every two seconds"
-        upkeep.cancel()
+        for task in upkeep:
+            task.cancel()
         changes = [one for one in caplog.records if one.levelno >= logging.INFO]
         assert len(changes) == 2
         await writer.close()

@@ -28,7 +28,7 @@ from tests.fakes.redis_servers import redis_server
 
 LIMIT = 6
 ENTRIES = [bytes([number]) * 8 for number in range(12)]
-SLOTS = [1, 2, 300, 1_800_000_000_000]
+SLOTS = [1, 2, 300, 1_800_000_000_000_000]
 BITS = {pack_slot(slot): 1 << at for at, slot in enumerate(SLOTS[:-1])}  # the last one is dead
 
 entries = st.lists(st.sampled_from(ENTRIES), max_size=8, unique=True)

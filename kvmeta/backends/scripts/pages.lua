@@ -2,10 +2,10 @@
 --
 -- KEYS     page, overflow, page, overflow, ...; the two of a page share a cluster slot
 -- ARGV[1]  the entries a page holds at most; the rest goes to its overflow hash
--- ARGV[i]  for page i - 1, any number of: slot (6) | u16 sets | u16 clears | entries (8 each)
+-- ARGV[i]  for page i - 1, any number of: slot (7) | u16 sets | u16 clears | entries (8 each)
 --
 -- Every operation states how things shall be, so running it again changes nothing.
-local ENTRY, SLOT = 8, 6
+local ENTRY, SLOT = 8, 7
 local limit = tonumber(ARGV[1])
 
 local function read16(text, at)
