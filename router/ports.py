@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -51,7 +51,7 @@ class Upload(Protocol):
         """Whether a piece was read, so that it cannot be sent again."""
         ...
 
-    def pieces(self) -> AsyncIterator[bytes]:
+    def pieces(self) -> AsyncGenerator[bytes, None]:
         """Iterate over it. Raises what its source raises: ClientGone, BodyTooLarge."""
         ...
 

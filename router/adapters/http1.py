@@ -15,6 +15,7 @@ import socket
 import sys
 import termios
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from enum import Enum
 from fcntl import ioctl
 from typing import Final, cast
@@ -148,14 +149,16 @@ class Connection(asyncio.Protocol):
     async def _write_pieces(self, upload: Upload) -> None:
         """Write a body at the pace at which the engine takes it; stop when the connection goes."""
         framed = upload.length is None
-        async for piece in upload.pieces():
-            if self._transport is None:
-                return
-            if piece:
-                self._transport.write(b"%x\r\n%s\r\n" % (len(piece), piece) if framed else piece)
-            await asyncio.sleep(0)  # uvloop writes, and finds out that it cannot, between turns
-            if self._writable is not None:
-                await self._writable
+        async with aclosing(upload.pieces()) as pieces:
+            async for piece in pieces:
+                if self._transport is None:
+                    return
+                if piece:
+                    frame = b"%x\r\n%s\r\n" % (len(piece), piece) if framed else piece
+                    self._transport.write(frame)
+                await asyncio.sleep(0)  # uvloop writes, and finds that it cannot, between turns
+                if self._writable is not None:
+                    await self._writable
         if framed and self._transport is not None:
             self._transport.write(b"0\r\n\r\n")
 

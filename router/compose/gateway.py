@@ -253,7 +253,7 @@ def _build_core(loaded: Loaded, secret: bytes) -> Core:
         store=store,
         index=index,
         foresight=foresight,
-        truth=TruthWatch(metrics, index),
+        truth=TruthWatch(metrics, index, foresight.history),
         tenants=TenantBook(build_tenants(settings), secret=secret),
         admission=_build_admission(settings, fleet, catalog, clock, metrics),
         log=DecisionLog(),

@@ -39,7 +39,11 @@ class NotFound(ClientFault):
 
 
 class MethodNotAllowed(ClientFault):
-    """The path exists, but not for this method (405)."""
+    """The path exists, but not for this method (405). `allow` is one that it takes."""
+
+    def __init__(self, message: str, *, allow: str | None = None) -> None:
+        super().__init__(message)
+        self.allow = allow
 
 
 class Conflict(ClientFault):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from router.domain.errors import BodyTooLarge, ClientGone, MethodNotAllowed, RouterError
@@ -45,7 +45,7 @@ class Dispatcher:
         elif scope["method"] == "POST":
             await endpoint(scope, receive, send)
         else:
-            await _refuse(send, MethodNotAllowed("this path takes POST"), [(b"allow", b"POST")])
+            await _refuse(send, MethodNotAllowed("this path takes POST", allow="POST"))
 
     def _find_other(self, scope: Scope) -> Application:
         if scope["type"] == "http":
@@ -94,9 +94,7 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-async def _refuse(
-    send: Send, error: RouterError, extra: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
+async def _refuse(send: Send, error: RouterError) -> None:
     status, headers, body = error_response(error)
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, *extra]})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -98,6 +98,8 @@ def error_response(error: BaseException, *, named: bool = False) -> RawResponse:
     ]
     if answer.retry:
         headers += _retry_headers(error)
+    if isinstance(error, MethodNotAllowed) and error.allow is not None:
+        headers.append((b"allow", error.allow.encode()))
     if answer.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return answer.status, headers, body

@@ -152,6 +152,8 @@ class OpenAiSurface:
 class Endpoint:
     """One path: who asks, what becomes of it, and that it is told and counted once."""
 
+    _is_limited = True
+
     def __init__(self, surface: OpenAiSurface, path: str, kind: BodyKind) -> None:
         self._surface = surface
         self._path = path
@@ -171,7 +173,7 @@ class Endpoint:
         try:
             tenant = surface.tenants.authenticate(self._read_credential(scope))
             outcome.tenant = tenant.name
-            answer.visit = surface.visits.open(tenant)
+            answer.visit = surface.visits.open(tenant, limited=self._is_limited)
             async with answer.visit as visit:
                 await self._answer(scope, receive, visit, answer)
         except ClientGone:
@@ -252,12 +254,21 @@ class Endpoint:
         )
 
     def _find_previous(self, body: ClientBody, tenant: Tenant) -> str | None:
-        """Return the instance that keeps the response which this one continues, if one does."""
-        if body.kind is not BodyKind.RESPONSES:
+        """Return the instance that keeps the response which this one continues, if one does.
+
+        Raises NotFound for a tenant that does not own it: an engine would continue anybody's.
+        """
+        previous = None
+        if body.kind is BodyKind.RESPONSES:
+            previous = body.decode("previous_response_id")
+        if not previous:
             return None
-        previous = body.decode("previous_response_id")
-        origin = self._surface.stored.find(tenant.name, str(previous)) if previous else None
-        return None if origin is None else origin.instance
+        origin = self._surface.stored.find(tenant.name, str(previous))
+        if origin is not None:
+            return origin.instance
+        if self._surface.tenants.is_open:
+            return None
+        raise NotFound(f"no response {previous!r}", param="previous_response_id")
 
     def _watch_id(self, ask: Ask, decision: Decision) -> IdSpotter | None:
         """Return what remembers the id of a response that is being made."""
@@ -301,7 +312,12 @@ def choose_priority(scope: Scope, body: ClientBody, tenant: Tenant) -> int:
 
 
 class StoredEndpoint(Endpoint):
-    """Reads and cancels stored responses, at the instance that made them."""
+    """Reads and cancels stored responses, at the instance that made them.
+
+    No limit keeps a tenant from cancelling what it runs.
+    """
+
+    _is_limited = False
 
     async def _answer(
         self, scope: Scope, receive: Receive, visit: Visit, answer: Answering
@@ -311,7 +327,7 @@ class StoredEndpoint(Endpoint):
             raise NotFound(f"no path {scope['path']!r}")
         method = "POST" if order else "GET"
         if scope["method"] != method:
-            raise MethodNotAllowed(f"this path takes {method}")
+            raise MethodNotAllowed(f"this path takes {method}", allow=method)
         origin = self._surface.stored.find(visit.tenant.name, response_id)
         if origin is None:
             raise NotFound(f"no response {response_id!r}", param="response_id")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
-from router.domain.errors import BadRequest, ClientGone
+from router.domain.errors import BadRequest, BodyTooLarge, ClientGone
 from router.gateway.requests import Message, Receive, Scope, header, too_large
 
 _MAX_PEEK: Final = 64 * 1024
@@ -33,8 +33,9 @@ def is_multipart(scope: Scope) -> bool:
 class BodyStream:
     """A request's body as it comes. Implements `router.ports.Upload`.
 
-    What `peek_model` read is given first. `receive` serves whoever watches for the client to
-    leave: it waits until the body is read, since both would take the same messages.
+    What was read ahead is given first. `receive` serves whoever watches for the client to leave.
+    Both take the same messages, so they take turns: until the body is on its way the watch reads
+    ahead, within `_MAX_PEEK`, and afterwards it waits until the body is read.
     """
 
     def __init__(self, scope: Scope, receive: Receive, limit: int) -> None:
@@ -48,6 +49,8 @@ class BodyStream:
         self._size = 0
         self._complete = False
         self._started = False
+        self._fault: BodyTooLarge | None = None
+        self._turn = asyncio.Lock()
         self._released = asyncio.Event()
 
     @property
@@ -68,28 +71,45 @@ class BodyStream:
         while (found := _MODEL_FIELD.search(self._peeked)) is None:
             if self._complete or len(self._peeked) > _MAX_PEEK:
                 raise BadRequest("the form must have a field model before its files", param="model")
-            self._peeked += await self._next()
+            await self._read_ahead()
         try:
             return found[1].decode("utf-8")
         except UnicodeDecodeError as error:
             raise BadRequest("model must be text", param="model") from error
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Iterate over the body. Raises ClientGone, and BodyTooLarge over the limit."""
         self._started = True
         try:
-            if self._peeked:
-                yield bytes(self._peeked)
+            while self._peeked or not self._complete:
+                async with self._turn:
+                    if not self._peeked and not self._complete:
+                        await self._read_ahead()
+                piece = bytes(self._peeked)
                 self._peeked.clear()
-            while not self._complete:
-                yield await self._next()
+                yield piece
         finally:
             self._released.set()
 
     async def receive(self) -> Message:
-        """Return what comes after the body: a disconnect."""
-        await self._released.wait()
+        """Return a disconnect, once it has come."""
+        while not self._started and not self._complete and len(self._peeked) <= _MAX_PEEK:
+            try:
+                async with self._turn:
+                    await self._read_ahead()
+            except ClientGone:
+                return {"type": "http.disconnect"}
+            except BodyTooLarge as error:
+                self._fault = error  # told to whoever sends the body
+                break
+        if not self._complete:
+            await self._released.wait()
         return await self._receive()
+
+    async def _read_ahead(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        self._peeked += await self._next()
 
     async def _next(self) -> bytes:
         message = await self._receive()

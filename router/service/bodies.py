@@ -100,7 +100,8 @@ _INDIVISIBLE: Mapping[BodyKind, tuple[str, ...]] = MappingProxyType(
     }
 )
 _SEVERAL = ("n", "best_of")
-"""A hand-off is single-use, and vLLM gives every one of `n` answers the same one."""
+"""A hand-off is single-use, and vLLM gives every one of `n` answers the same one (its pull request
+38900 would change that, and is open)."""
 
 
 @dataclass(frozen=True, slots=True)

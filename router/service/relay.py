@@ -280,6 +280,7 @@ class _Course:
             watch=watch,
             whole_limit=self._settings.whole_body_limit,
             named_errors=body.kind in _NAMED_ERRORS,
+            any_end=body.kind is BodyKind.PASSED,
         )
         try:
             content = await reader.read()

@@ -130,13 +130,19 @@ class AnswerReader:
         watch: AnswerWatch,
         whole_limit: int,
         named_errors: bool,
+        any_end: bool = False,
     ) -> None:
+        """`any_end` takes a stream for whole wherever HTTP says that it is.
+
+        Without it a stream must end with the last word of its API.
+        """
         self._response = response
         self._instance = instance
         self._rewriter = rewriter
         self._watch = watch
         self._whole_limit = whole_limit
         self._named_errors = named_errors
+        self._any_end = any_end
         coding = find_header(response.headers, b"content-encoding")
         self._began = False
         self._opaque = not _is_readable(coding)
@@ -203,7 +209,7 @@ class AnswerReader:
                 if ready := events.feed(chunk):
                     yield ready
             rest = events.finish()
-            complete = events.ended
+            complete = events.ended or self._any_end
             if rest or not complete:
                 yield rest if complete else self._break_off(events, self._early_end())
         except UpstreamError as error:

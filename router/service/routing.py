@@ -180,7 +180,7 @@ class Routing:
         call about a stored response decodes nothing: a cancel must not wait for what it cancels.
         """
         if ask.is_about_stored:
-            return await self._consider(ask, None)
+            return await self._consider(ask, count, None)
         while True:
             await visit.admit(self._lane(ask, frozenset()), ask.priority)
             considered = await self._look_and_decide(ask, count, visit)
@@ -197,9 +197,8 @@ class Routing:
         visit.settle(decision.decode.instance)
         return _Considered(prompt, beliefs, roomy, decision)
 
-    async def _consider(self, ask: Ask, what_if: WhatIf | None) -> _Considered:
-        """Count, look up and decide, without a slot. Raises NobodyAlive, BadRequest."""
-        count = await self._count(ask)
+    async def _consider(self, ask: Ask, count: _Count, what_if: WhatIf | None) -> _Considered:
+        """Look up and decide, without a slot. Raises NobodyAlive."""
         prompt, beliefs, late = await self._believe_in_time(ask, count)
         request = _view_request(ask, count.counted)
         snapshot = self._build(ask, request, beliefs, what_if)
@@ -282,7 +281,7 @@ class Routing:
 
         Raises NobodyAlive, BadRequest.
         """
-        considered = await self._consider(ask, what_if)
+        considered = await self._consider(ask, await self._count(ask), what_if)
         now = self._clock.now()
         return DecisionRecord(ask.request_id, now, considered.snapshot, considered.decision)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from kvmeta.history import PromptHistory
 from kvmeta.index import MetadataIndex
 from kvmeta.truth import TruthRecord, weigh_answer
 from kvmeta.types import SourceId, SourceState
@@ -19,8 +20,8 @@ OVER_STATED = "over_stated"
 _DUE = 256
 """Demotions that may wait for the store; one without room comes again with the next faults."""
 
-_SOURCES = 4_096
-"""Sources whose records are kept; instances that come and go under new names push old ones out."""
+_RECORDS = 4_096
+"""Records kept; instances that come and go under new names push old ones out."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,14 +29,16 @@ _LOG = logging.getLogger(__name__)
 class TruthWatch:
     """A `CourseHook` that tells another one everything, and demotes sources that over-state.
 
-    Only what was believed of a `synced` source is held against it: others made no promise. A new
-    epoch heals it. `run` carries the demotions out.
+    What was believed of a `synced` source is held against it, and a new epoch heals it; others made
+    no promise. Where guesses fail as often, the guesses about that instance are dropped: it evicts
+    sooner than was thought. `run` carries the demotions out.
     """
 
-    def __init__(self, hook: CourseHook, index: MetadataIndex) -> None:
+    def __init__(self, hook: CourseHook, index: MetadataIndex, history: PromptHistory) -> None:
         self._hook = hook
         self._index = index
-        self._records: dict[SourceId, TruthRecord] = {}
+        self._history = history
+        self._records: dict[tuple[SourceId, SourceState], TruthRecord] = {}
         self._due: asyncio.Queue[SourceId] = asyncio.Queue(_DUE)
 
     async def run(self) -> None:
@@ -54,14 +57,17 @@ class TruthWatch:
         """Weigh what the engine found against what was believed, and pass on."""
         self._hook.prefill_answered(placement, usage)
         believed, found = placement.cached_tokens, usage.cached_tokens
-        if placement.cache_state is not SourceState.SYNCED or believed is None or found is None:
+        if believed is None or found is None:
             return
         source = SourceId(placement.instance, placement.rank or 0)
-        record = self._records.get(source, TruthRecord())
-        self._records[source], demote = weigh_answer(record, believed, found)
-        if len(self._records) > _SOURCES:
+        key = (source, placement.cache_state)
+        record = self._records.get(key, TruthRecord())
+        self._records[key], failed = weigh_answer(record, believed, found)
+        if len(self._records) > _RECORDS:
             del self._records[next(iter(self._records))]
-        if demote and not self._due.full():
+        if failed and placement.cache_state is SourceState.APPROXIMATE:
+            self._history.forget_instance(placement.instance)
+        elif failed and placement.cache_state is SourceState.SYNCED and not self._due.full():
             self._due.put_nowait(source)
 
     # -- passed on as it is

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from router.control.admission import Lane
-from router.control.limits import Standing
+from router.control.limits import Standing, TenantLimits
 from router.domain.units import Seconds, Tokens
 from router.ports import Clock
 from router.service.admission import Admission, Slot
@@ -30,16 +30,20 @@ class Visits:
         self.admission = admission
         self.clock = clock
 
-    def open(self, tenant: Tenant) -> Visit:
-        """Return the visit of one request, which holds nothing yet."""
-        return Visit(self, tenant)
+    def open(self, tenant: Tenant, *, limited: bool = True) -> Visit:
+        """Return the visit of one request, which holds nothing yet.
+
+        One that is not `limited` passes all limits of its tenant and uses none up.
+        """
+        return Visit(self, tenant, tenant.limits if limited else TenantLimits())
 
 
 class Visit:
     """One request's stay."""
 
-    def __init__(self, visits: Visits, tenant: Tenant) -> None:
-        self._limits = visits.limits
+    def __init__(self, visits: Visits, tenant: Tenant, limits: TenantLimits) -> None:
+        self._limits = limits
+        self._ledger = visits.limits
         self._admission = visits.admission
         self._clock = visits.clock
         self._slot: Slot | None = None
@@ -50,9 +54,8 @@ class Visit:
 
     async def __aenter__(self) -> Self:
         """Count the request as running. Raises RateLimited."""
-        tenant = self.tenant
-        if not tenant.limits.unlimited:
-            self._judge(await self._limits.enter(tenant.name, tenant.limits))
+        if not self._limits.unlimited:
+            self._judge(await self._ledger.enter(self.tenant.name, self._limits))
             self._entered = True
         return self
 
@@ -67,13 +70,12 @@ class Visit:
             self._slot.release()
         if self._entered:
             self._entered = False
-            self._limits.leave(self.tenant.name)
+            self._ledger.leave(self.tenant.name)
 
     async def charge(self, tokens: Tokens) -> None:
         """Charge the request, of so many prompt tokens. Raises RateLimited, and charges nothing."""
-        tenant = self.tenant
-        if not tenant.limits.unlimited:
-            self._judge(await self._limits.charge(tenant.name, tenant.limits, tokens))
+        if not self._limits.unlimited:
+            self._judge(await self._ledger.charge(self.tenant.name, self._limits, tokens))
 
     async def admit(self, lane: Lane, priority: int) -> None:
         """Wait for a decode slot, instead of one that is held already.
@@ -94,9 +96,13 @@ class Visit:
             self._waited = self._clock.monotonic() - since
 
     def full(self, model: str) -> frozenset[str]:
-        """Return the instances that have no slot for this request: its own is none of them."""
-        full = self._admission.full(model)
-        return full if self._slot is None else full - {self._slot.instance}
+        """Return the instances that have no slot for this request: its own is none of them.
+
+        None is full for a request that holds no slot, and needs none.
+        """
+        if self._slot is None:
+            return frozenset()
+        return self._admission.full(model) - {self._slot.instance}
 
     def settle(self, instance: str) -> None:
         """Hold the slot at the instance that was decided: one that `full` did not name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
 
@@ -73,7 +73,7 @@ class Pieces:
         self._gate = gate
         self._error = error
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         self.started = True
         *first, last = self.body
         for piece in first:
@@ -546,7 +546,7 @@ class EngineClientSuite:
         asked = 0
 
         class Endless(Pieces):
-            async def pieces(self) -> AsyncIterator[bytes]:
+            async def pieces(self) -> AsyncGenerator[bytes, None]:
                 nonlocal asked
                 while True:
                     asked += 1

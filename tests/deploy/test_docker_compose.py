@@ -12,8 +12,9 @@ SUBCOMMANDS = {
     "serve", "kvmeta", "demo", "engines", "plan", "profile", "simulate", "replay", "explain",
     "ctl", "config", "doctor", "link-agent",
 }  # fmt: skip
-PRODUCT_SERVICES = ("gateway", "engines-pd", "engines-prfaas")
-SERVICES = (*PRODUCT_SERVICES, "prometheus")
+LISTENING_SERVICES = ("gateway", "engines-pd", "engines-prfaas")
+PRODUCT_SERVICES = (*LISTENING_SERVICES, "kvmeta")
+SERVICES = (*PRODUCT_SERVICES, "redis", "prometheus")
 
 Document = dict[str, Any]
 
@@ -43,16 +44,19 @@ def instance_urls(config: Document) -> dict[str, str]:
 
 
 def test_the_services_are_the_documented_ones(compose: Document) -> None:
-    """The file starts the gateway, the engines of both clusters and Prometheus, nothing else."""
+    """The file starts our processes, Redis and Prometheus, nothing else."""
     assert set(compose["services"]) == set(SERVICES)
 
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_service_has_an_image_and_a_health_check(compose: Document, name: str) -> None:
-    """Each service says what it runs, pinned by a tag, and how to tell that it is well."""
+    """Each service says what it runs, pinned by a tag, and what serves how to tell it is well."""
     service = compose["services"][name]
     assert re.fullmatch(r"[a-z/-]+:v?\d+\.\d+\.\d+", service["image"])
-    assert service["healthcheck"]["test"][0] == "CMD"
+    if name == "kvmeta":  # it listens to nobody; the image's own check would ask in vain
+        assert service["healthcheck"] == {"disable": True}
+    else:
+        assert service["healthcheck"]["test"][0] == "CMD"
 
 
 @pytest.mark.parametrize("name", PRODUCT_SERVICES)
@@ -82,7 +86,7 @@ def test_dependencies_networks_and_mounts_exist(root: Path, compose: Document, n
     service = compose["services"][name]
     assert set(service.get("depends_on", {})) <= set(compose["services"])
     assert set(service["networks"]) <= set(compose["networks"])
-    for volume in service["volumes"]:
+    for volume in service.get("volumes", []):
         source, target, *mode = volume.split(":")
         assert target.startswith("/")
         if source.startswith("."):
@@ -97,8 +101,14 @@ def test_the_gateway_shares_a_network_with_all_engines(compose: Document) -> Non
     services = compose["services"]
     for name in PRODUCT_SERVICES:
         assert "serving" in services[name]["networks"]
-    for name in SERVICES:
+    for name in (*PRODUCT_SERVICES, "prometheus"):
         assert "monitoring" in services[name]["networks"]
+
+
+def test_processes_and_store_share_a_network(compose: Document, config: Document) -> None:
+    """The store that the configuration names is a service that our processes can reach."""
+    host = urlsplit(config["store"]["url"]).hostname
+    assert "serving" in compose["services"][host]["networks"]
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -137,7 +147,7 @@ def test_the_health_checks_ask_addresses_that_are_served(
     """A health check asks the port of the gateway, or of an instance in the configuration."""
     served = {f"{url}/health" for url in instance_urls(config).values()}
     served.add(f"http://127.0.0.1:{config['server']['port']}/health")
-    for name in PRODUCT_SERVICES:
+    for name in LISTENING_SERVICES:
         script = compose["services"][name]["healthcheck"]["test"][-1]
         compile(script, name, "exec")
         (asked,) = re.findall(r"http://[^']+", script)

@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.live_engines import LiveEngine, completed
 from tests.fakes.processes import prfaas
 from tests.fakes.raw_clients import RawCall, calling
-from tests.fakes.scripted_engine import Reset, Until
+from tests.fakes.scripted_engine import Reset, Until, json_answer
 from tests.fakes.systems import (
     MODEL,
     Document,
@@ -331,6 +331,34 @@ async def queued(client: httpx.AsyncClient, count: int) -> None:
             text = (await client.get("/metrics")).text
 
 
+async def test_stored_responses_need_no_slot_and_pass_limits(tmp_path: Path) -> None:
+    """Reading and cancelling pass a full house and a tenant's limits; what computes does not."""
+    tenants = [{"name": "one", "api_keys": ["sk-one"], "max_concurrency": 2}]
+    async with crowded(tmp_path, names="b0", tenants=tenants) as (system, gate):
+        engine = system.engine("b0")
+        made = {"id": "resp_1", "object": "response", "model": MODEL, "output": []}
+        for path in ("/v1/responses", "/v1/responses/resp_1", "/v1/responses/resp_1/cancel"):
+            engine.on(path, json_answer(made))
+        engine.on("/v1/embeddings", json_answer({"object": "list", "data": [], "model": MODEL}))
+
+        async def post(path: str, **members: object) -> int:
+            body = {"model": MODEL, "input": "Hi", **members}
+            return (await system.client.post(path, json=body, headers=bearer("one"))).status_code
+
+        assert await post("/v1/responses") == 200
+        running = asyncio.create_task(system.complete(10, headers=bearer("one")))
+        await engine.called(1)
+        waits = asyncio.create_task(post("/v1/responses", previous_response_id="resp_1"))
+        await system.until(waiting(1))
+        assert await post("/v1/embeddings") == 429
+        read = await system.client.get("/v1/responses/resp_1", headers=bearer("one"))
+        assert read.status_code == 200
+        assert await post("/v1/responses/resp_1/cancel") == 200
+        gate.open()
+        assert (await running).status_code == 200
+        assert await waits == 200
+
+
 async def test_r63_a_queue_is_served_while_draining(tmp_path: Path) -> None:
     """After SIGTERM those who wait are served as slots become free, and the process ends with 0."""
     async with LiveEngine("d0") as engine:
@@ -341,6 +369,7 @@ async def test_r63_a_queue_is_served_while_draining(tmp_path: Path) -> None:
             threshold=100,
             model={"tokenizer": {"kind": "none"}, **slots(1)},
             links=[],
+            drain={"delay_seconds": 2},
         )
         config = str(write_configuration(tmp_path, document))
         async with prfaas(
@@ -354,7 +383,9 @@ async def test_r63_a_queue_is_served_while_draining(tmp_path: Path) -> None:
                 ]
                 await queued(client, 3)
                 command.send(signal.SIGTERM)
-                assert (await client.get("/ready")).status_code == 503
+                async with asyncio.timeout(2):
+                    while (await client.get("/ready")).status_code != 503:
+                        pass
                 gate.open()
                 assert [(await task).status_code for task in asking] == [200] * 4
             assert await command.ended() == 0

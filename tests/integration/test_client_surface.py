@@ -15,10 +15,13 @@ from router.settings import SettingsError, load
 from tests.fakes.live_engines import LiveEngine, handoff
 from tests.fakes.raw_clients import calling
 from tests.fakes.scripted_engine import (
+    LAST_CHUNK,
     Hold,
     Recorded,
+    Reset,
     Script,
     Send,
+    Step,
     Until,
     head,
     json_answer,
@@ -219,6 +222,20 @@ async def test_answers_that_are_not_json_stream(tmp_path: Path) -> None:
             assert await anext(pieces) == first
             gate.set()
             assert b"".join([piece async for piece in pieces]) == second
+
+
+@pytest.mark.parametrize("end", ["clean", "cut"])
+async def test_streams_of_passed_paths_end_as_they_like(tmp_path: Path, end: str) -> None:
+    """A stream of another API is whole where HTTP ends it; one that is cut ends with an error."""
+    path = "/v1/audio/speech"
+    events = b'data: {"type":"speech.audio.delta"}\n\n', b'data: {"type":"speech.audio.done"}\n\n'
+    last: list[Step] = [LAST_CHUNK] if end == "clean" else [Reset()]
+    async with scripted_system(tmp_path, server={"passthrough_paths": [path]}) as system:
+        system.engine("d0").on(path, stream(*events, end=last))
+        response = await system.client.post(path, json={**ASKED, "stream_format": "sse"})
+        assert response.content.startswith(b"".join(events))
+        assert (b'"error"' in response.content) is (end == "cut")
+        await system.settled()
 
 
 # -- forms with files
@@ -447,13 +464,14 @@ async def test_unknown_responses_are_404_without_a_call(tmp_path: Path) -> None:
         ):
             response = await system.client.request(method, RESPONSES + path)
             assert response.status_code == status
+            assert ("allow" in response.headers) is (status == 405)
             assert response.json()["error"]["message"]
         asked = {each.path for each in system.engine("d0").requests}
         assert asked <= {"/health", "/metrics"}
 
 
 async def test_responses_are_their_tenants(tmp_path: Path) -> None:
-    """Nobody reads another tenant's response, and nobody reads one without a key."""
+    """Nobody reads or continues another tenant's response, nor any without a key."""
     tenants = [{"name": name, "api_keys": [f"sk-{name}"]} for name in ("acme", "zeta")]
     async with scripted_system(tmp_path, tenants=tenants) as system:
         engine = system.engine("d0")
@@ -468,6 +486,10 @@ async def test_responses_are_their_tenants(tmp_path: Path) -> None:
         ):
             read = await system.client.get(f"{RESPONSES}/resp_1", headers=headers)
             assert read.status_code == status
+            following = {**ASKED, "previous_response_id": "resp_1"}
+            continued = await system.client.post(RESPONSES, json=following, headers=headers)
+            assert continued.status_code == status
+        assert len(asked_of(engine, RESPONSES)) == 2
 
 
 async def test_a_response_whose_instance_is_away(tmp_path: Path) -> None:

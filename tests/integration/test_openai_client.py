@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.fakes.scripted_engine import RefusedPort
+from tests.fakes.scripted_engine import RefusedPort, json_answer, stream
 from tests.fakes.systems import (
     RECURRENT,
     System,
@@ -261,3 +262,69 @@ async def test_embeddings(tmp_path: Path) -> None:
     assert several.data[0].embedding == one.data[0].embedding != several.data[1].embedding
     assert one.data[0].embedding == pytest.approx(plain.data[0].embedding)
     assert several.usage.prompt_tokens > one.usage.prompt_tokens
+
+
+async def test_tools(tmp_path: Path) -> None:
+    """Tool calls come back as the client's own type, whole and in pieces; results go up as said."""
+    call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"z":1}'}}
+    tool: Any = {"type": "function", "function": {"name": "now", "parameters": {}}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    whole = {"id": "x", "object": "chat.completion", "created": 1, "model": "tiny"}
+    pieces = [
+        {"index": 0, **call, "function": {"name": "now", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"z"'}},
+        {"index": 0, "function": {"arguments": ":1}"}},
+    ]
+    chunk = {**whole, "object": "chat.completion.chunk"}
+    deltas: list[Any] = [{"delta": {"tool_calls": [piece]}} for piece in pieces]
+    deltas.append({"delta": {}, "finish_reason": "tool_calls"})
+    events = [
+        f"data: {json.dumps({**chunk, 'choices': [{'index': 0, **delta}]})}\n\n".encode()
+        for delta in deltas
+    ]
+    said: list[Any] = [*chat(5), message, {"role": "tool", "tool_call_id": "c1", "content": "9"}]
+    async with (
+        scripted_system(tmp_path, names="b0", threshold=10_000) as system,
+        connected(system) as client,
+    ):
+        engine = system.engine("b0")
+        engine.reply(json_answer({**whole, "choices": [choice]}))
+        answer = await client.chat.completions.create(model="tiny", messages=said, tools=[tool])
+        assert answer.choices[0].message.tool_calls is not None
+        assert answer.choices[0].message.tool_calls[0].type == "function"
+        assert answer.choices[0].message.tool_calls[0].function.arguments == '{"z":1}'
+        assert engine.calls[0].json()["messages"] == said
+        engine.reply(stream(*events, b"data: [DONE]\n\n"))
+        async with client.chat.completions.stream(
+            model="tiny", messages=said, tools=[tool]
+        ) as streamed:
+            final = await streamed.get_final_completion()
+        assert final.choices[0].message.tool_calls is not None
+        assert final.choices[0].message.tool_calls[0].function.arguments == '{"z":1}'
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"echo": True, "logprobs": 1},
+        {"n": 2, "logprobs": 1},
+        {"logprobs": 1},
+        {"extra_body": {"prompt_logprobs": 1}},
+    ],
+    ids=str,
+)
+async def test_r24_answers_are_a_single_engines(tmp_path: Path, extra: dict[str, Any]) -> None:
+    """Echo, several answers and logprobs are what one engine alone says, whatever the length."""
+    asked: dict[str, Any] = {"model": "tiny", "prompt": fresh_ids(400), "max_tokens": 6, **extra}
+    async with standin_system(tmp_path) as system, connected(system) as client:
+        ours = await client.completions.with_raw_response.create(**asked)
+        whole = set(extra) != {"logprobs"}
+        assert ours.headers["x-prfaas-route"] == ("local" if whole else "prfaas")
+        async with AsyncOpenAI(
+            base_url=f"{system.host('d0').url}/v1", api_key="x", max_retries=0
+        ) as direct:
+            alone = await direct.completions.create(**asked)
+        told = ours.parse()
+    assert len(told.choices) == extra.get("n", 1)
+    assert told.choices == alone.choices

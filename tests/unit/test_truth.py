@@ -8,6 +8,8 @@ import random
 import pytest
 
 from kvmeta.backends.memory import MemoryIndex
+from kvmeta.hashing import prompt_blocks
+from kvmeta.history import PromptHistory
 from kvmeta.truth import TOO_OFTEN, WINDOW, TruthRecord, weigh_answer
 from kvmeta.types import CacheLayout, SourceId, SourceReport, SourceState
 from router.adapters.metrics import PrometheusMetrics
@@ -51,6 +53,10 @@ def test_evictions_in_flight_do_not_demote_a_healthy_source() -> None:
     assert demotions([(64, 0 if rng.random() < 0.02 else 64) for _ in range(10_000)]) == []
 
 
+def a_history() -> PromptHistory:
+    return PromptHistory(clock=FakeClock().monotonic, ttl_seconds=60, max_blocks=100)
+
+
 async def report_of(index: MemoryIndex) -> SourceReport:
     return next(iter(await index.describe()))
 
@@ -64,7 +70,7 @@ async def test_a_demoted_source_is_partial_counted_and_healed_by_a_new_epoch(
     await index.register(SOURCE, CacheLayout("m@1", 4))
     await index.begin_epoch(SOURCE, SourceState.SYNCED)
     metrics = PrometheusMetrics()
-    watch = TruthWatch(metrics, index)
+    watch = TruthWatch(metrics, index, a_history())
     running = asyncio.create_task(watch.run())
     for _ in range(TOO_OFTEN):
         watch.prefill_answered(Placement("east", "p0", 64, None, state), Usage(100, 1, 0))
@@ -80,3 +86,15 @@ async def test_a_demoted_source_is_partial_counted_and_healed_by_a_new_epoch(
     outcome = "over" if state is SourceState.SYNCED else "missed"
     told = f'outcome="{outcome}",rank="0"}} {float(TOO_OFTEN)}'
     assert told in metrics.render([]).decode()
+
+
+async def test_guesses_that_fail_too_often_are_dropped() -> None:
+    """An engine without events that keeps finding less evicts sooner than was thought."""
+    history, layout = a_history(), CacheLayout("m@1", 4)
+    history.note(SOURCE, layout, prompt_blocks(layout, list(range(20))))
+    watch = TruthWatch(PrometheusMetrics(), MemoryIndex(clock=FakeClock().monotonic), history)
+    guessed = Placement("east", "p0", 16, None, SourceState.APPROXIMATE)
+    for answer in range(TOO_OFTEN):
+        assert history.knows(SOURCE), answer
+        watch.prefill_answered(guessed, Usage(20, 1, 0))
+    assert not history.knows(SOURCE)
