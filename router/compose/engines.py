@@ -113,6 +113,8 @@ def _build_engine(entry: InstanceSettings, cluster: ClusterSettings, loaded: Loa
         decode_tokens_per_second=model.decode.tokens_per_second_slo,
         event_encoding=EventEncoding(engines.event_encoding),
         lease_seconds=settings.transfer.lease_seconds,
+        # The gateway does not run in simulated time: what it may rely on must not pass faster.
+        lease_floor_seconds=settings.transfer.lease_seconds,
         load_failure_policy=LoadFailurePolicy(engines.load_failure_policy),
         enable_scale_out=True,
         loras=tuple(lora.served_name or lora.name for lora in model.loras),
