@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import uvloop
+
 from bench.publisher import BLOCKS_PER_BATCH
 from kvmeta.backends.memory import MemoryIndex
 from kvmeta.backends.redis import RedisIndex, open_redis_index
@@ -233,8 +235,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--blocks", type=int, default=1_000_000)
     arguments = parser.parse_args()
-    with redis_server() as server:
-        page = "\n".join(asyncio.run(measure(server, arguments.rounds, arguments.blocks)))
+    with redis_server() as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        page = "\n".join(runner.run(measure(server, arguments.rounds, arguments.blocks)))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(page)
     sys.stdout.write(page)

@@ -267,7 +267,7 @@ class RedisIndex:
             if self._breaker.state is not BreakerState.CLOSED:
                 await self._reconnect()
             if next(beats) % max(1, round(self._upkeep_seconds / _BEAT_SECONDS)) == 0:
-                await self._writer.tell_seen(self._writer.owned)
+                await self._writer.beat()
 
     async def _reconnect(self) -> None:
         """Leave an open connection in the pool: a look-up's budget may be too short for it."""
@@ -285,7 +285,7 @@ class RedisIndex:
             if not self._writer.has_written:
                 return
             await self._repair()
-            await self._writer.tell_seen(self._writer.owned)
+            await self._writer.beat()
             swept = 1
             while swept:
                 swept = await self._sweep_once()

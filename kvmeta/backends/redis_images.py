@@ -188,6 +188,17 @@ class RedisImages:
             async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
                 await self._store.write([("HSET", self._keys.seen, *told)])
 
+    async def find_taken(self, some: Sequence[Owned]) -> list[Owned]:
+        """Return those whose records another process wrote since."""
+        if not some:
+            return []
+        async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
+            versions = await self._store.read(
+                [("HGET", self._keys.record(owned.source), "version") for owned in some]
+            )
+        pairs = zip(some, versions, strict=True)
+        return [owned for owned, version in pairs if not self._is_ours(version)]
+
     async def _check_commit(self, owned: Owned, reply: Reply) -> None:
         if reply != 1:
             await self._check_owner(owned)
@@ -195,8 +206,11 @@ class RedisImages:
 
     async def _check_owner(self, owned: Owned) -> None:
         (version,) = await self._store.read([("HGET", self._keys.record(owned.source), "version")])
-        if version is not None and not version.startswith(self._token.encode() + b":"):
+        if not self._is_ours(version):
             raise TakenOver(f"{owned.source} is another process's")
+
+    def _is_ours(self, version: bytes | None) -> bool:
+        return version is None or version.startswith(self._token.encode() + b":")
 
     async def _give_slots(self, owned: Owned) -> bool:
         """Give every place of the ledger a slot; whether there was one without."""

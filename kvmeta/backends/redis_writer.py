@@ -237,6 +237,20 @@ class RedisWriter:
         except (StoreError, TimeoutError):
             _LOG.debug("the store could not be told who lives", exc_info=True)
 
+    async def beat(self) -> None:
+        """Tell that this process lives and what it owns; let go of what another took over.
+
+        Else a process that lost a source without noticing would overwrite its successor's signs.
+        """
+        try:
+            for owned in await self._images.find_taken(
+                [one for one in self.owned if one.is_claimed]
+            ):
+                await self._lose_image(owned, TakenOver(str(owned.source)))
+        except (StoreError, TimeoutError):
+            return
+        await self.tell_seen(self.owned)
+
     # -- images ------------------------------------------------------------------------------
 
     async def _publish(self, owned: Owned, step: Step) -> None:

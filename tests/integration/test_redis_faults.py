@@ -175,6 +175,23 @@ async def test_a_process_that_lost_its_source_changes_nothing_any_more(start: Op
     assert await reader.hit(A, X) == 8
 
 
+async def test_a_process_that_lost_its_source_gives_no_signs_for_it(start: Open) -> None:
+    """Its last proof is older than its successor's, and must not hide it."""
+    clock = FakeClock(1_000.0)
+    first, second, reader = (start(clock=clock) for _ in range(3))
+    await first.attach(A)
+    await first.index.register(A, LAYOUT, max_age_seconds=10)
+    await first.send(A, Engine().stored(X))
+    clock.advance(9)
+    await second.index.register(A, LAYOUT, max_age_seconds=10)
+    await second.send(A, Engine().stored(LONG))
+    clock.advance(5)
+    await first.index.keep_up()
+    assert await reader.belief(A, LONG) == CacheBelief(len(LONG), SourceState.SYNCED)
+    (report,) = await first.index.describe()
+    assert report.next_sequence == 2, "told by the store, since it is another's"
+
+
 class DyingStore:
     """A store whose process dies in mid-write: of one script call nothing arrives."""
 
