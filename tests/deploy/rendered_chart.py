@@ -14,9 +14,15 @@ SCHEMA: Object = json.loads((CHART / "values.schema.json").read_text())
 FULL: Object = yaml.safe_load((CHART / "ci/full-values.yaml").read_text())
 """Every value set to something that is not its default."""
 
+_SECONDS = {"service-admin.yaml": "/admin", "deployment-kvmeta.yaml": "/kvmeta"}
+"""Templates of an object whose kind another template has already."""
+
 
 def render(chart: helm.Chart, values: Object | None = None) -> dict[str, Object]:
-    """Return the rendered objects by their kind, `Service/admin` for the admin Service."""
+    """Return the rendered objects by their kind.
+
+    `Service/admin` is the admin Service, `Deployment/kvmeta` the ingest's.
+    """
     objects = {}
     for path, text in chart.render(values, name="demo", namespace="serving").items():
         if not path.endswith(".yaml"):
@@ -24,7 +30,7 @@ def render(chart: helm.Chart, values: Object | None = None) -> dict[str, Object]
         documents = [document for document in yaml.safe_load_all(text) if document]
         assert len(documents) <= 1, f"{path} holds more than one object"
         for document in documents:
-            suffix = "/admin" if path.endswith("service-admin.yaml") else ""
+            suffix = next((name for end, name in _SECONDS.items() if path.endswith(end)), "")
             objects[document["kind"] + suffix] = document
     return objects
 

@@ -249,3 +249,46 @@ def test_the_network_policy_admits_whom_it_names(chart: helm.Chart) -> None:
     policy = render(chart, bare)["NetworkPolicy"]["spec"]
     assert policy["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}]}]
     assert policy["policyTypes"] == ["Ingress"]
+
+
+# ---------------------------------------------------------------------------- the ingest
+
+
+SHARED = {"config": {"store": {"url": "redis://redis:6379"}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "apart"),
+    [
+        ({"store": {"url": "redis://redis:6379"}}, True),
+        ({"store": {"url": "redis://redis:6379"}, "kvmeta": {"ingest": "external"}}, True),
+        ({"store": {"url": "redis://redis:6379"}, "kvmeta": {"ingest": "embedded"}}, False),
+        ({"store": {"url": "memory://"}}, False),
+    ],
+)
+def test_the_ingest_runs_apart_where_the_product_has_it_so(
+    chart: helm.Chart, config: Object, apart: bool
+) -> None:
+    """`prfaas kvmeta` has pods of its own exactly where gateways do not ingest themselves."""
+    assert ("Deployment/kvmeta" in render(chart, {"config": config})) is apart
+
+
+def test_no_service_leads_to_the_ingest(chart: helm.Chart) -> None:
+    """The gateway's selectors do not find the ingest's pods, which listen to nobody."""
+    objects = render(chart, FULL)
+    ingest = objects["Deployment/kvmeta"]
+    labels = ingest["spec"]["template"]["metadata"]["labels"].items()
+    assert ingest["spec"]["selector"]["matchLabels"].items() <= labels
+    for kind in ("Service", "Service/admin"):
+        assert not objects[kind]["spec"]["selector"].items() <= labels
+    assert not objects["Deployment"]["spec"]["selector"]["matchLabels"].items() <= labels
+
+
+def test_the_ingest_meets_the_restricted_standard(chart: helm.Chart) -> None:
+    """Its pod is as closed as the gateway's and reads the same configuration."""
+    spec = render(chart, SHARED)["Deployment/kvmeta"]["spec"]["template"]["spec"]
+    (only,) = spec["containers"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert only["securityContext"]["readOnlyRootFilesystem"] is True
+    assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert only["args"] == ["kvmeta", "--config", "/etc/prfaas/config.yaml"]

@@ -53,3 +53,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "prfaas-router.metricsPortName" -}}
 {{- if .Values.config.admin.port -}}admin{{- else -}}http{{- end -}}
 {{- end -}}
+
+{{- /* Of the ingest's pods: another name, so that no Service of the gateway finds them. */ -}}
+{{- define "prfaas-router.kvmetaSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "prfaas-router.name" . }}-kvmeta
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "prfaas-router.kvmetaLabels" -}}
+{{ include "prfaas-router.kvmetaSelectorLabels" . }}
+app.kubernetes.io/component: ingest
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Whether `prfaas kvmeta` runs beside the gateways: as `kvmeta.ingest: auto` has it. */ -}}
+{{- define "prfaas-router.ingestsApart" -}}
+{{- $shared := not (hasPrefix "memory:" (default "memory://" .Values.config.store.url)) -}}
+{{- $mode := dig "kvmeta" "ingest" "auto" .Values.config -}}
+{{- if and $shared (ne $mode "embedded") -}}true{{- else -}}false{{- end -}}
+{{- end -}}
