@@ -7,15 +7,19 @@ import os
 import signal
 import socket
 import uuid
-from pathlib import Path
-from typing import Annotated
 
 import typer
 import uvloop
 
 from router.adapters.clocks import SystemClock
-from router.commands.logs import LogLevel, configure_logs
+from router.commands.logs import configure_logs
 from router.commands.output import CommandFailed, print_fault
+from router.commands.process_environment import (
+    ConfigOption,
+    LogOption,
+    choose_config,
+    read_process_environment,
+)
 from router.compose.ingest import IngestShard, build_shard
 from router.compose.models import CompositionError
 from router.compose.stores import Store, open_shared_store
@@ -28,21 +32,23 @@ def register(app: typer.Typer) -> None:
 
 
 def kvmeta(
-    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The configuration.")],
-    log_level: Annotated[LogLevel, typer.Option(help="How much to log.")] = LogLevel.INFO,
+    config: ConfigOption = None,
+    log_level: LogOption = None,
 ) -> None:
     """Read the engines' KV events into the shared index until SIGTERM or Ctrl-C.
 
     Run as many as you like: they share the instances out among them, and what one that dies held
     the others take over when its leases end.
     """
+    environment = read_process_environment()
+    config = choose_config(config, environment)
     settings = load(config, os.environ).settings
     clock = SystemClock()
     try:
         store = open_shared_store(settings, clock)
     except CompositionError as error:
         raise CommandFailed(f"{config}: {error}", code=2) from error
-    configure_logs(log_level)
+    configure_logs(log_level or environment.log_level)
     uvloop.run(_run(settings, store, clock))
 
 
