@@ -22,6 +22,7 @@ from router.compose.models import CompositionError
 from router.compose.running import Listening, run_gateway
 from router.compose.stores import read_secret
 from router.settings import Settings, load
+from router.settings.checks import note_oddities
 
 
 def register(app: typer.Typer) -> None:
@@ -49,6 +50,8 @@ def serve(
     if workers > 1:
         raise Unusable(_explain_workers(loaded.settings, workers))
     configure_logs(log_level or environment.log_level)
+    for note in note_oddities(loaded.settings):
+        print_fault(f"note: {note}")
     try:
         gateway = build_gateway(loaded, secret=uvloop.run(read_secret(loaded.settings)))
     except CompositionError as error:

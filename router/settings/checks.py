@@ -12,6 +12,7 @@ from router.settings.errors import KeyPath, format_path
 from router.settings.root import Settings
 from router.settings.secrets import digest_key
 from router.settings.serving import HfTokenizerSettings
+from router.settings.tuning import SchedulerSettings
 from router.settings.validation import Complaint, suggest
 
 CONNECTORS: Final = ("nixl", "mooncake", "offloading-p2p", "lmcache", "none")
@@ -226,9 +227,16 @@ def note_oddities(settings: Settings) -> Iterator[str]:
     for cluster in settings.clusters:
         if cluster.kind is ClusterKind.PRFAAS and cluster.name not in sources:
             yield f"no link leaves {cluster.name}: it will never be used"
-    if settings.scheduler.threshold.mode == "auto":
-        for model in settings.models:
-            if not model.profiles:
-                yield f"{model.name} has no profiles: threshold `auto` uses the configured tokens"
+    yield from _note_what_does_not_run(settings.scheduler)
     if not settings.tenants and settings.server.host not in {"127.0.0.1", "::1", "localhost"}:
         yield f"no tenants: whoever reaches {settings.server.host}:{settings.server.port} is served"
+
+
+def _note_what_does_not_run(scheduler: SchedulerSettings) -> Iterator[str]:
+    """Yield the settings of the rule and its loops that are read but not acted on."""
+    if scheduler.threshold.mode == "auto":
+        yield f"threshold `auto` is not solved here: t stays at {scheduler.threshold.tokens} tokens"
+    if scheduler.policy != "paper":
+        yield f"scheduler.policy {scheduler.policy!r} is not there: requests go by `paper`"
+    if scheduler.long_loop.actuator != "dry_run":
+        yield f"long_loop.actuator {scheduler.long_loop.actuator!r} is not there: nothing converts"

@@ -15,6 +15,7 @@ from router.commands.app import run
 from router.domain.decision import ThresholdMode
 from router.domain.topology import ClusterKind
 from router.settings import Settings, SettingsError, digest_key, load, load_settings
+from router.settings.checks import note_oddities
 from router.settings.documents import parse_document, resolve_scalar
 from router.settings.errors import FilePlace, VariablePlace
 from router.settings.origins import BuiltIn, format_origin, list_effective
@@ -74,8 +75,21 @@ def test_the_check_command_notes_what_is_probably_not_meant(
     notes = capsys.readouterr().out.splitlines()[1:]
     assert notes == [
         "note: no link leaves west: it will never be used",
-        "note: m has no profiles: threshold `auto` uses the configured tokens",
+        "note: threshold `auto` is not solved here: t stays at 19400 tokens",
         "note: no tenants: whoever reaches 0.0.0.0:8000 is served",
+    ]
+
+
+def test_what_is_read_but_not_acted_on_is_noted() -> None:
+    """Nobody believes in a policy or an actuator that does nothing."""
+    asked = {
+        "PRFAAS_SCHEDULER__POLICY": "slack",
+        "PRFAAS_SCHEDULER__LONG_LOOP__ACTUATOR": "kubernetes",
+    }
+    assert list(note_oddities(load_settings(EXAMPLE, {}))) == []
+    assert list(note_oddities(load_settings(EXAMPLE, asked))) == [
+        "scheduler.policy 'slack' is not there: requests go by `paper`",
+        "long_loop.actuator 'kubernetes' is not there: nothing converts",
     ]
 
 
