@@ -20,7 +20,8 @@ from router.adapters.clocks import SystemClock
 from router.adapters.engine_http import HttpEngineClient
 from router.adapters.event_discovery import EventDiscovery
 from router.adapters.event_feed import IngestFeed, NoFeed
-from router.adapters.metrics import LiveState, PrometheusMetrics
+from router.adapters.live_gauges import LiveState
+from router.adapters.metrics import PrometheusMetrics
 from router.adapters.probes import HttpProbe
 from router.compose.ingest import build_shard
 from router.compose.models import (

@@ -1,0 +1,154 @@
+"""Gauges that are read from live state at each scrape, so that they are true counts (CASES R09)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvmeta.types import SourceReport, SourceState
+from router.control.links import (
+    fresh_telemetry,
+    is_up,
+    usable_bandwidth,
+    utilization,
+)
+from router.domain.topology import ClusterKind
+from router.ports import Clock
+from router.service.admission import Admission
+from router.service.fleet import Fleet
+from router.service.links import LinkBoard
+from router.service.models import ModelCatalog
+from router.service.operator import Operator
+from router.service.tenants import TenantBook
+
+
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """What the gauges are read from at each scrape."""
+
+    fleet: Fleet
+    links: LinkBoard
+    operator: Operator
+    catalog: ModelCatalog
+    clock: Clock
+    admission: Admission
+    tenants: TenantBook
+
+
+class LiveGauges(Collector):
+    """Gauges computed from live state: they never drift."""
+
+    def __init__(self, live: LiveState, store_is_up: Callable[[], bool]) -> None:
+        self._live = live
+        self._store_is_up = store_is_up
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the first scrape; this keeps registration from collecting."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Read everything now."""
+        yield from self._links()
+        yield from self._instances()
+        yield from self._thresholds()
+        yield from self._queue()
+        up = float(self._store_is_up())
+        yield GaugeMetricFamily("prfaas_store_up", "Whether the store answers", value=up)
+
+    def _links(self) -> Iterator[Metric]:
+        def gauge(name: str, what: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"prfaas_link_{name}", what, labels=["link"])
+
+        up = gauge("up", "Whether KV may be sent")
+        capacity = gauge("capacity_bytes_per_second", "Nominal bandwidth")
+        available = gauge("available_bytes_per_second", "Usable bandwidth")
+        egress = gauge("egress_bytes_per_second", "Measured egress")
+        used = gauge("utilization_ratio", "Measured egress over usable bandwidth")
+        inflight = gauge("inflight_bytes", "Bytes of hand-offs booked now")
+        now = self._live.clock.monotonic()
+        for state in self._live.links.states:
+            name = [state.link.name]
+            up.add_metric(name, float(is_up(state, now)))
+            capacity.add_metric(name, state.nominal)
+            available.add_metric(name, usable_bandwidth(state, now))
+            inflight.add_metric(name, state.booked)
+            report = fresh_telemetry(state, now)
+            ratio = utilization(state, now)
+            if report is not None and ratio is not None:
+                egress.add_metric(name, report.egress)
+                used.add_metric(name, ratio)
+        yield from (up, capacity, available, egress, used, inflight)
+
+    def _instances(self) -> Iterator[Metric]:
+        labels = ["instance", "role"]
+
+        def gauge(name: str, what: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"prfaas_instance_{name}", what, labels=labels)
+
+        up = gauge("up", "Whether new work may go there")
+        inflight = gauge("inflight", "Legs of ours in flight")
+        queue = gauge("queue_depth", "Requests waiting for capacity; absent when unknown")
+        breaker = gauge("breaker_open", "Whether the breaker keeps work away")
+        turns = CounterMetricFamily(
+            "prfaas_instance_transitions_total", "Changes of health", labels=labels
+        )
+        fleet = self._live.fleet
+        for member in fleet.members:
+            name = [member.instance.name, member.instance.role]
+            up.add_metric(name, float(fleet.is_ready(member)))
+            inflight.add_metric(name, member.inflight)
+            breaker.add_metric(name, float(fleet.breaker_is_open(member)))
+            turns.add_metric(name, member.transitions)
+            depth = fleet.queue_depth(member)
+            if depth is not None:
+                queue.add_metric(name, depth)
+        yield from (up, inflight, queue, breaker, turns)
+
+    def _queue(self) -> Iterator[Metric]:
+        depth = GaugeMetricFamily(
+            "prfaas_queue_depth", "Requests that wait for a decode slot", labels=["tenant"]
+        )
+        for tenant in sorted(self._live.tenants.names):
+            depth.add_metric([tenant], self._live.admission.depth(tenant))
+        yield depth
+
+    def _thresholds(self) -> Iterator[Metric]:
+        tokens = GaugeMetricFamily(
+            "prfaas_threshold_tokens", "t in force", labels=["model", "prfaas", "pd"]
+        )
+        kinds = {cluster.name: cluster.kind for cluster in self._live.fleet.clusters}
+        for model in self._live.catalog.models:
+            for state in self._live.links.states:
+                source, target = state.link.source, state.link.target
+                if kinds.get(source) is ClusterKind.PRFAAS and kinds.get(target) is ClusterKind.PD:
+                    view = self._live.operator.threshold(model.name, source, target)
+                    tokens.add_metric([model.name, source, target], view.tokens)
+        yield tokens
+
+
+def source_gauges(sources: Iterable[SourceReport]) -> Iterator[Metric]:
+    """Yield what the index says of its sources."""
+    labels = ["instance", "rank"]
+    blocks = GaugeMetricFamily("prfaas_index_blocks", "Blocks held by a source", labels=labels)
+    states = GaugeMetricFamily(
+        "prfaas_index_source_state",
+        "1 for the state a source is in: how far what is known of it may be trusted",
+        labels=[*labels, "state"],
+    )
+    ages = GaugeMetricFamily(
+        "prfaas_index_source_age_seconds",
+        "Since a source last proved that nothing was missed; absent where it never did",
+        labels=labels,
+    )
+    for report in sources:
+        name = [report.source.instance, str(report.source.rank)]
+        blocks.add_metric(name, report.blocks)
+        if report.age_seconds is not None:
+            ages.add_metric(name, report.age_seconds)
+        for state in SourceState:
+            states.add_metric([*name, state], float(report.state is state))
+    yield from (blocks, states, ages)
