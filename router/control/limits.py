@@ -110,7 +110,7 @@ def enter(account: Account, limits: TenantLimits, now: Seconds) -> Account | Ref
     """
     if limits.concurrency is not None and account.running >= limits.concurrency:
         return Refused(LimitKind.CONCURRENCY, limits.concurrency, 1.0)
-    refused = _first_missing(account, limits, 1, _microseconds(now))
+    refused = _first_missing(account, limits, 1, to_microseconds(now))
     return refused or Account(account.running + 1, account.requests, account.tokens)
 
 
@@ -123,7 +123,7 @@ def charge(
     account: Account, limits: TenantLimits, tokens: Tokens, now: Seconds
 ) -> Account | Refused:
     """Return the account charged with one request of so many prompt tokens: both, or neither."""
-    at = _microseconds(now)
+    at = to_microseconds(now)
     refused = _first_missing(account, limits, tokens, at)
     return refused or Account(
         account.running,
@@ -134,7 +134,7 @@ def charge(
 
 def standings(account: Account, limits: TenantLimits, now: Seconds) -> tuple[Standing, ...]:
     """Return how far each limited rate is used."""
-    at = _microseconds(now)
+    at = to_microseconds(now)
     rates = (
         (LimitKind.REQUESTS, limits.requests, account.requests),
         (LimitKind.TOKENS, limits.tokens, account.tokens),
@@ -169,5 +169,6 @@ def _stand(kind: LimitKind, limit: int, owed: int) -> Standing:
     return Standing(kind, limit, remaining, owed / limit / _MICROSECONDS)
 
 
-def _microseconds(now: Seconds) -> int:
+def to_microseconds(now: Seconds) -> int:
+    """Return a time as buckets count it."""
     return round(now * _MICROSECONDS)

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 from router.control.limits import (
     Account,
+    Bucket,
     LimitKind,
     Refused,
     Standing,
@@ -29,31 +30,40 @@ _UNITS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a ledger says: why not, or None; and how far the tenant's rates are used then."""
+    """What a ledger says: why not, or None; and how far the tenant's rates are used then.
+
+    `hold` names what a shared ledger holds for the request, to be given back as it leaves.
+    """
 
     refused: Refused | None
     standings: tuple[Standing, ...]
+    hold: str | None = None
 
 
 class LimitLedger(Protocol):
-    """Keeps what tenants have used. Each call is one step: exact, whoever else calls.
+    """Keeps what tenants have used. Held to `tests/contract/limit_suite.py`.
 
-    A shared implementation makes one round trip a call, fails open, and lets the requests that a
-    process had running go with that process.
+    A shared implementation makes one round trip a request, in `charge`; is exact there, whoever
+    else charges; goes on alone while its store is away; and lets the requests that a process had
+    running go with that process.
     """
 
-    async def enter(self, tenant: str, limits: TenantLimits) -> Verdict:
-        """Count one more request running, unless a limit is reached already."""
+    def enter(self, tenant: str, limits: TenantLimits) -> Verdict:
+        """Count one more request running, unless a limit is reached already.
+
+        By what this process knows, so that a refusal costs nothing; `charge` has the last word.
+        """
         ...
 
     async def charge(self, tenant: str, limits: TenantLimits, tokens: Tokens) -> Verdict:
-        """Charge one request and its prompt tokens, or nothing of it."""
+        """Charge one request that entered and its prompt tokens, or nothing of it."""
         ...
 
-    def leave(self, tenant: str) -> None:
+    def leave(self, tenant: str, hold: str | None = None) -> None:
         """Count one request less running: once for each `enter` that was not refused.
 
-        Does not wait: it is called while a request is being cancelled.
+        `hold` is what `charge` named. Does not wait: it is called while a request is being
+        cancelled.
         """
         ...
 
@@ -65,24 +75,26 @@ class MemoryLimits:
         self._clock = clock
         self._accounts: dict[str, Account] = {}
 
-    def running(self, tenant: str) -> int:
-        """Return how many requests of a limited tenant run."""
-        account = self._accounts.get(tenant)
-        return account.running if account else 0
+    def account(self, tenant: str) -> Account:
+        """Return what is counted of a tenant."""
+        return self._accounts.get(tenant) or Account()
 
-    async def enter(self, tenant: str, limits: TenantLimits) -> Verdict:
+    def learn(self, tenant: str, requests: Bucket, tokens: Bucket) -> None:
+        """Take over what is owed to a tenant's buckets from who knows better."""
+        account = self.account(tenant)
+        self._accounts[tenant] = Account(account.running, requests, tokens)
+
+    def enter(self, tenant: str, limits: TenantLimits) -> Verdict:
         """Count one more request running, unless a limit is reached already."""
         now = self._clock.monotonic()
-        account = self._accounts.get(tenant, Account())
-        return self._keep(tenant, limits, enter(account, limits, now), now)
+        return self._keep(tenant, limits, enter(self.account(tenant), limits, now), now)
 
     async def charge(self, tenant: str, limits: TenantLimits, tokens: Tokens) -> Verdict:
         """Charge one request and its prompt tokens, or nothing of it."""
         now = self._clock.monotonic()
-        account = self._accounts.get(tenant, Account())
-        return self._keep(tenant, limits, charge(account, limits, tokens, now), now)
+        return self._keep(tenant, limits, charge(self.account(tenant), limits, tokens, now), now)
 
-    def leave(self, tenant: str) -> None:
+    def leave(self, tenant: str, hold: str | None = None) -> None:  # noqa: ARG002 - part of the port: memory holds by counting
         """Count one request less running."""
         self._accounts[tenant] = leave(self._accounts[tenant])
 
@@ -90,8 +102,7 @@ class MemoryLimits:
         self, tenant: str, limits: TenantLimits, outcome: Account | Refused, now: Seconds
     ) -> Verdict:
         if isinstance(outcome, Refused):
-            account = self._accounts.get(tenant, Account())
-            return Verdict(outcome, standings(account, limits, now))
+            return Verdict(outcome, standings(self.account(tenant), limits, now))
         self._accounts[tenant] = outcome
         return Verdict(None, standings(outcome, limits, now))
 

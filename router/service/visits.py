@@ -48,6 +48,7 @@ class Visit:
         self._clock = visits.clock
         self._slot: Slot | None = None
         self._entered = False
+        self._hold: str | None = None
         self._waited: Seconds = 0.0
         self.tenant = tenant
         self.standings: tuple[Standing, ...] = ()
@@ -55,7 +56,7 @@ class Visit:
     async def __aenter__(self) -> Self:
         """Count the request as running. Raises RateLimited."""
         if not self._limits.unlimited:
-            self._judge(await self._ledger.enter(self.tenant.name, self._limits))
+            self._judge(self._ledger.enter(self.tenant.name, self._limits))
             self._entered = True
         return self
 
@@ -70,12 +71,14 @@ class Visit:
             self._slot.release()
         if self._entered:
             self._entered = False
-            self._ledger.leave(self.tenant.name)
+            self._ledger.leave(self.tenant.name, self._hold)
 
     async def charge(self, tokens: Tokens) -> None:
         """Charge the request, of so many prompt tokens. Raises RateLimited, and charges nothing."""
         if not self._limits.unlimited:
-            self._judge(await self._ledger.charge(self.tenant.name, self._limits, tokens))
+            verdict = await self._ledger.charge(self.tenant.name, self._limits, tokens)
+            self._hold = verdict.hold
+            self._judge(verdict)
 
     async def admit(self, lane: Lane, priority: int) -> None:
         """Wait for a decode slot, instead of one that is held already.
