@@ -33,7 +33,7 @@ from router.compose.models import (
     load_tokenizers,
 )
 from router.compose.pools import build_pools
-from router.compose.stores import Store, open_store
+from router.compose.stores import Store, build_limits, open_store
 from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
@@ -57,7 +57,6 @@ from router.service.counting import EngineCounter, PromptCounter
 from router.service.decisions import DecisionLog
 from router.service.fleet import Fleet, FleetRules
 from router.service.foresight import Foresight
-from router.service.limits import MemoryLimits
 from router.service.links import LinkBoard
 from router.service.membership import Membership
 from router.service.models import ModelCatalog
@@ -369,7 +368,7 @@ def _build_applications(
         routing=routing,
         make_relay=lambda routed: _make_relay(core, routing, routed),
         tenants=core.tenants,
-        visits=Visits(MemoryLimits(core.clock), core.admission, core.clock),
+        visits=Visits(build_limits(core.store, core.clock), core.admission, core.clock),
         catalog=core.catalog,
         stored=StoredResponses(core.clock),
         hook=core.metrics,

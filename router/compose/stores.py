@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,40 +19,62 @@ from kvmeta.errors import StoreError, StoreUrlError
 from kvmeta.index import MetadataIndex
 from router.adapters.clocks import SystemClock
 from router.adapters.metrics import PrometheusMetrics
+from router.adapters.store.connection import SharedStore
+from router.adapters.store.holds import Holds
+from router.adapters.store.keys import LEASE_PREFIX, StoreKeys
+from router.adapters.store.limits import RedisLimits
 from router.compose.models import CompositionError
+from router.service.limits import LimitLedger, MemoryLimits
 from router.settings import Settings
 
 _SECRET_BYTES = 32
-_LEASES = "prfaas:lease:"
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What all processes of a deployment share besides the index, by one connection.
+
+    `owner` is this process's name there: new with every start, so that nobody takes what a dead
+    process held for its own.
+    """
+
+    store: SharedStore
+    keys: StoreKeys
+    owner: str
+    holds: Holds
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
     """Where a process keeps what it must not forget, or must share.
 
-    `shared` and `leases` are there where processes share the store; `shared` is `index` then.
+    `shared`, `leases` and `common` are there where processes share the store; `shared` is `index`
+    then.
     """
 
     kind: str
     index: MetadataIndex
     shared: RedisIndex | None = None
     leases: RedisLeases | None = None
+    common: Common | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the store in order for the time of the block, then let go of it."""
-        if self.shared is None:
+        if self.shared is None or self.common is None:
             yield
             return
-        upkeep = asyncio.create_task(self.shared.run())
+        runs = (self.shared.run(), self.common.holds.run())
+        upkeep = [asyncio.create_task(run) for run in runs]
         try:
             yield
         finally:
-            upkeep.cancel()
-            await asyncio.gather(upkeep, return_exceptions=True)
+            for task in upkeep:
+                task.cancel()
+            await asyncio.gather(*upkeep, return_exceptions=True)
+            await self.common.holds.close()
             await self.shared.close()
-            if self.leases is not None:
-                await self.leases.close()
+            await self.common.store.close()
 
 
 def open_store(
@@ -67,19 +90,37 @@ def open_store(
         )
         return Store("memory", index)
     url = settings.store.url.get_secret_value()
+    breaker = BreakerRules(kvmeta.breaker.failures, kvmeta.breaker.cooldown_seconds)
     try:
         shared = open_redis_index(
             url,
             budget_seconds=kvmeta.lookup_timeout_ms / 1000,
-            breaker=BreakerRules(kvmeta.breaker.failures, kvmeta.breaker.cooldown_seconds),
+            breaker=breaker,
             max_blocks_per_source=kvmeta.max_blocks_per_source,
             max_blocks_total=kvmeta.max_blocks_total,
             hook=metrics,
         )
+        client = open_client(parse_store_url(url))
     except StoreUrlError as error:
         raise CompositionError(f"store.url: {error}") from error
-    leases = RedisLeases(open_client(parse_store_url(url)), prefix=_LEASES)
-    return Store("redis", shared, shared, leases)
+    common = _share(
+        SharedStore(client, clock=clock, budget=settings.store.timeout_ms / 1000, breaker=breaker),
+        clock,
+    )
+    return Store("redis", shared, shared, RedisLeases(client, prefix=LEASE_PREFIX), common)
+
+
+def _share(store: SharedStore, clock: SystemClock) -> Common:
+    owner = uuid.uuid4().hex[:12]
+    return Common(store, StoreKeys(), owner, Holds(store, owner=owner, clock=clock))
+
+
+def build_limits(store: Store, clock: SystemClock) -> LimitLedger:
+    """Return where tenants' limits are counted: in the store, where processes share one."""
+    common = store.common
+    if common is None:
+        return MemoryLimits(clock)
+    return RedisLimits(common.store, common.holds, common.keys, clock)
 
 
 def open_shared_store(settings: Settings, clock: SystemClock) -> Store:

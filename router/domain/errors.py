@@ -77,6 +77,10 @@ class NobodyAlive(RouterError):
     """No instance can take the request now (503 with Retry-After)."""
 
 
+class StoreAway(RouterError):
+    """The shared store does not answer: what needs it was not done (503 with Retry-After)."""
+
+
 class UpstreamError(RouterError):
     """An engine failed us. `instance` is its name, `processed` whether it may have run the request.
 

@@ -113,6 +113,9 @@ class StoreSettings(Section):
     url: StoreUrl = SecretStr("memory://")
     """`memory://` (one process, nothing to run), or Redis 7 and later: `redis://`, `rediss://`,
     `unix://`, `redis+sentinel://host1,host2/service`, `redis+cluster://host1,host2`."""
+    timeout_ms: PositiveDuration = 100
+    """How long a request, or an order, waits for the store; then it goes on alone. A hundred round
+    trips in a data center. Look-ups have `kvmeta.lookup_timeout_ms`."""
 
     @field_serializer("url")
     def _show_without_password(self, url: SecretStr) -> str:

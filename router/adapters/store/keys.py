@@ -1,0 +1,34 @@
+"""Every key that the router keeps in Redis: built here and nowhere else.
+
+`docs/store-schema.md` says what each holds, who owns it and when it ends. Braces are Cluster hash
+tags: what one script touches is on one shard. The index has keys of its own
+(`kvmeta/backends/keys.py`); both begin with `prfaas:`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+LEASE_PREFIX = "prfaas:lease:"
+"""Begins what `kvmeta.backends.redis_leases` names."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKeys:
+    """Builds the keys of one deployment."""
+
+    namespace: str = "prfaas"
+
+    # -- two a limited tenant, together on one shard
+
+    def buckets(self, tenant: str) -> str:
+        """Hash: rate -> what is owed, and as of when. Ends when every bucket must be full again."""
+        return self._of(f"limits:{{{quote(tenant, safe='')}}}:buckets")
+
+    def running(self, tenant: str) -> str:
+        """Sorted set: requests that run, by the time at which their process's lease ends."""
+        return self._of(f"limits:{{{quote(tenant, safe='')}}}:running")
+
+    def _of(self, rest: str) -> str:
+        return f"{self.namespace}:{rest}"
