@@ -11,6 +11,8 @@ from enum import StrEnum
 from math import lcm
 from typing import NewType
 
+from msgspec import Struct
+
 BlockHash = NewType("BlockHash", bytes)
 """Our own chain hash of a prefix that ends at a block boundary: 16 bytes, see `kvmeta.hashing`."""
 
@@ -71,8 +73,7 @@ class CacheLayout:
         return self.alignment or lcm(self.block_size, *sizes)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class SourceId:
+class SourceId(Struct, frozen=True, order=True):
     """One publisher of KV events: an instance and its data-parallel rank."""
 
     instance: str
@@ -95,8 +96,7 @@ class SourceState(StrEnum):
     """Guessed from routed prompts, for engines that publish no events."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptBlocks:
+class PromptBlocks(Struct, frozen=True):
     """A prompt as the index sees it: the chain hash at every full hash unit.
 
     `hashes[i]` names the prefix of `(i + 1) * block_size` tokens. `limit` is the longest prefix
@@ -111,8 +111,7 @@ class PromptBlocks:
     salted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CacheBelief:
+class CacheBelief(Struct, frozen=True):
     """The longest reusable prefix believed to be at one source; `tokens` None when unknown."""
 
     tokens: int | None

@@ -5,8 +5,9 @@ A snapshot can be logged, generated and replayed: `router.policy.route.decide` r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from kvmeta.types import CacheBelief, SourceState
 from router.domain.topology import ClusterKind, Role
@@ -74,8 +75,7 @@ class Reason(StrEnum):
     DECISION_TIMEOUT = "decision_timeout"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(Struct, frozen=True):
     """The request as the rule sees it. `home` is the PD cluster asked for, where it may be asked.
 
     `disaggregable` is False for requests that one instance must do whole (echo, prompt_logprobs,
@@ -90,8 +90,7 @@ class RequestView:
     home: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceView:
+class InstanceView(Struct, frozen=True):
     """One instance at the moment of the decision.
 
     `belief` is the longest reusable prefix of this prompt there. `ahead` is the prefill time
@@ -116,8 +115,7 @@ class InstanceView:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterView(Struct, frozen=True):
     """A cluster and those of its instances that serve the model."""
 
     name: str
@@ -125,8 +123,7 @@ class ClusterView:
     instances: tuple[InstanceView, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkView:
+class LinkView(Struct, frozen=True):
     """A link at the moment of the decision.
 
     `utilization` is None without a measurement. `free` is how many more bytes may be booked, None
@@ -143,16 +140,14 @@ class LinkView:
     telemetry_max_age: Seconds = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class ThresholdView:
+class ThresholdView(Struct, frozen=True):
     """The threshold in force for one pair of clusters."""
 
     mode: ThresholdMode
     tokens: Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class GateView:
+class GateView(Struct, frozen=True):
     """What the admission gates look at (DESIGN 5).
 
     `kv_rate` is Phi_kv = S_kv / T_prefill at the operating length, None for an unprofiled model.
@@ -164,8 +159,7 @@ class GateView:
     workload: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PairView:
+class PairView(Struct, frozen=True):
     """One way to offload: a PrfaaS cluster, a PD cluster and the link between them.
 
     `link` carries the KV from `prfaas` to `pd`. `ships_to_pd` and `ships_to_prfaas` tell whether
@@ -183,8 +177,7 @@ class PairView:
     back_link: LinkView | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KvSizing:
+class KvSizing(Struct, frozen=True):
     """KV bytes of this prompt: S_kv(total) and its token-proportional slope.
 
     `total` is None for an unprofiled model: bytes are then not booked.
@@ -194,15 +187,13 @@ class KvSizing:
     per_token: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class OverrideView:
+class OverrideView(Struct, frozen=True):
     """An operator's order for this request."""
 
     route: Route
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """One request, the fleet, the links and the policy at one instant."""
 
     request: RequestView
@@ -215,8 +206,7 @@ class Snapshot:
     remote_queue_limit: int = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """An instance chosen for a leg; the prefix believed to be there (None unknown), and how far."""
 
     cluster: str
@@ -226,8 +216,7 @@ class Placement:
     cache_state: SourceState = SourceState.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixTransfer:
+class PrefixTransfer(Struct, frozen=True):
     """A prefix that travels so that the computing side need not compute it."""
 
     source: str
@@ -237,8 +226,7 @@ class PrefixTransfer:
     bytes: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """Where one request runs, and why.
 
     `prefill` None means that the decode instance computes the prompt itself; equal instances mean
@@ -269,8 +257,7 @@ class Decision:
         return self.prefill is None or self.prefill.instance == self.decode.instance
 
 
-@dataclass(frozen=True, slots=True)
-class NoRoute:
+class NoRoute(Struct, frozen=True):
     """Nobody can serve the request now: no live decode instance in any PD cluster."""
 
     model: str

@@ -11,7 +11,8 @@ The order of the questions is the order of `Reason`; the first answer wins. Afte
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvmeta.types import CacheBelief
 from router.domain.decision import (
@@ -45,8 +46,7 @@ from router.policy.select import (
 _ORDER = {reason: position for position, reason in enumerate(Reason)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
+class _Offer(Struct, frozen=True):
     """One pair of clusters, examined. `reason` is `above_threshold` when the pair takes it."""
 
     pair: PairView
@@ -62,8 +62,7 @@ class _Offer:
         return self.reason is Reason.ABOVE_THRESHOLD
 
 
-@dataclass(frozen=True, slots=True)
-class _Home:
+class _Home(Struct, frozen=True):
     """The PD cluster of the request and who would compute the prompt there."""
 
     cluster: ClusterView

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from router.domain.decision import Decision, LinkView, Placement, Snapshot
 
@@ -13,8 +15,7 @@ Document = dict[str, object]
 """A JSON object, ready to be serialised."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionRecord:
+class DecisionRecord(Struct, frozen=True):
     """One decision with what it was made from; the snapshot allows to replay it."""
 
     request_id: str

@@ -15,15 +15,17 @@ been processed, with no other prefill left) is kept from the decode instance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from router.domain.decision import Decision, Reason, Route
 from router.domain.errors import NobodyAlive, Overloaded, RouterError, UpstreamError
 from router.service.relay_ports import Fallback, Leg
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """How far a request has come. `excluded` are the instances that failed it."""
 
     decision: Decision

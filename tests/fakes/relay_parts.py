@@ -10,8 +10,10 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from router.domain.decision import Decision, LinkView, NoRoute, Placement, Reason, Regime, Route
 from router.domain.topology import Instance, Role

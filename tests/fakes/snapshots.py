@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kvmeta.types import CacheBelief, SourceState
 from router.domain.decision import (

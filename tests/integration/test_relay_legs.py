@@ -7,9 +7,9 @@ import gzip
 import itertools
 import json
 import zlib
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from router.domain.decision import Decision, Reason, Route
 from router.ports import Timeouts
