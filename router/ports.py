@@ -126,6 +126,22 @@ class EngineClient(Protocol):
         ...
 
 
+class EngineLines(Protocol):
+    """The calls that are under way, by the address of their engine. Costs O(its connections)."""
+
+    def silence(self, url: str) -> Seconds | None:
+        """Return how long ago the last byte came from there; None where none ever did."""
+        ...
+
+    def cut(self, url: str, *, begun: bool) -> int:
+        """Fail the calls there whose answer's body has not begun, all of them with `begun`.
+
+        Returns how many. A call of which the engine's host has acknowledged not one byte fails
+        with UpstreamUnreachable, any other with UpstreamLost.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CountedPrompt:
     """A prompt's token ids, or only their number. `ids` None where nobody could list them."""

@@ -38,12 +38,13 @@ _MAX_ORIGINS: Final = 4096
 """Engines come and go; beyond this many addresses the unused ones are forgotten."""
 
 _KEEPALIVE_OPTIONS: Final = (
-    # A host that vanished during a long, silent prefill is found out in about 30 s; one that
-    # takes none of what is sent (a full window counts too) in a minute.
+    # A path that died under a long, silent prefill is found out in 30 s, and so is a peer that
+    # takes none of what is sent (a full window counts too). Linux lets the user time-out decide
+    # about keep-alive as well, whatever the count, so the two must agree.
     ("TCP_KEEPIDLE", 15),
     ("TCP_KEEPINTVL", 5),
     ("TCP_KEEPCNT", 3),
-    ("TCP_USER_TIMEOUT", 60_000),
+    ("TCP_USER_TIMEOUT", 30_000),
 )
 
 
@@ -82,6 +83,7 @@ class Origin:
         self._default_expiry = idle_expiry
         self._expiry = idle_expiry
         self._slots = 0
+        self._heard_at: Seconds | None = None
         self._connections: set[Connection] = set()
         self._idle: deque[Connection] = deque()
         self._line: deque[asyncio.Future[Connection | None]] = deque()
@@ -99,6 +101,16 @@ class Origin:
     def unused(self) -> bool:
         """Whether nothing is open and nobody waits."""
         return self._slots == 0
+
+    @property
+    def heard_at(self) -> Seconds | None:
+        """When the last byte came from there, on the loop's clock."""
+        told = [self._heard_at, *(each.heard_at for each in self._connections)]
+        return max((at for at in told if at is not None), default=None)
+
+    def give_up(self, *, begun: bool) -> int:
+        """Fail the calls without a byte of their body, all with `begun`; return how many."""
+        return sum([each.give_up(begun=begun) for each in list(self._connections)])
 
     async def acquire(self, request: EngineRequest, *, fresh: bool = False) -> Connection:
         """Return a connection of the caller's own; never a used one when `fresh`.
@@ -215,6 +227,8 @@ class Origin:
             self._idle.remove(connection)
             if closed_by_engine:
                 self._learn(self._loop.time() - connection.idle_since)
+        if connection.heard_at is not None:
+            self._heard_at = max(connection.heard_at, self._heard_at or 0.0)
         self._connections.discard(connection)
         self._free_slot()
 
@@ -281,6 +295,18 @@ class HttpEngineClient:
                 raise
         connection = await origin.acquire(request, fresh=True)
         return await connection.send(request, wire)
+
+    def silence(self, url: str) -> Seconds | None:
+        """Return how long ago the last byte came from there (see `router.ports.EngineLines`)."""
+        origin = self._origins.get(url)
+        if origin is None or (heard := origin.heard_at) is None:
+            return None
+        return max(0.0, asyncio.get_running_loop().time() - heard)
+
+    def cut(self, url: str, *, begun: bool) -> int:
+        """Fail what waits there in vain (see `router.ports.EngineLines`)."""
+        origin = self._origins.get(url)
+        return 0 if origin is None else origin.give_up(begun=begun)
 
     async def aclose(self) -> None:
         """Close every connection; responses that are still being read break."""

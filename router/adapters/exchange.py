@@ -33,6 +33,7 @@ class Exchange:
         "_pieces",
         "_resume",
         "_waiter",
+        "begun",
         "complete",
         "status",
     )
@@ -46,6 +47,7 @@ class Exchange:
     ) -> None:
         self.status = 0
         self.complete = False
+        self.begun = False
         self._instance = request.instance
         self._idle_timeout = request.timeouts.idle
         self._loop = loop
@@ -138,6 +140,7 @@ class Exchange:
 
     def receive(self, piece: bytes) -> bool:
         """Take a piece of the body; True when the engine should be held back."""
+        self.begun = True
         self._pieces.append(piece)
         self._buffered += len(piece)
         self._wake()

@@ -24,7 +24,7 @@ import httptools
 
 from router.adapters.exchange import Exchange
 from router.adapters.http_fields import drop_hop_by_hop, has_length, read_keep_alive
-from router.domain.errors import UpstreamBroken, UpstreamUnreachable
+from router.domain.errors import UpstreamBroken, UpstreamError, UpstreamLost, UpstreamUnreachable
 from router.domain.units import Seconds
 from router.ports import EngineRequest, Upload
 
@@ -75,7 +75,9 @@ class Connection(asyncio.Protocol):
         self._surplus = False
         self._uploading = False
         self._writable: asyncio.Future[None] | None = None
+        self._size = 0
         self.used = False
+        self.heard_at: Seconds | None = None
         self.idle_since: Seconds = 0.0
         self.keep_alive: Seconds | None = None
 
@@ -105,10 +107,11 @@ class Connection(asyncio.Protocol):
         self._head_only = request.method == "HEAD"
         self._headers = []
         self._barren = 0
+        self._size = len(wire)
         transport.write(wire)
         watch = None
-        if self.used and request.timeouts.connect:
-            watch = self._loop.call_later(request.timeouts.connect, self._doubt, len(wire))
+        if request.timeouts.connect:
+            watch = self._loop.call_later(request.timeouts.connect, self._doubt)
         try:
             if request.upload is None:
                 await exchange.wait_head(request.timeouts.first_byte)
@@ -155,6 +158,7 @@ class Connection(asyncio.Protocol):
                     return
                 if piece:
                     frame = b"%x\r\n%s\r\n" % (len(piece), piece) if framed else piece
+                    self._size += len(frame)
                     self._transport.write(frame)
                 await asyncio.sleep(0)  # uvloop writes, and finds that it cannot, between turns
                 if self._writable is not None:
@@ -183,16 +187,38 @@ class Connection(asyncio.Protocol):
         poll.register(self._socket.fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
-    def _doubt(self, size: int) -> None:
-        """Give up a kept connection of which no byte of the request was acknowledged in time.
+    def give_up(self, *, begun: bool) -> bool:
+        """Fail the call under way, whose engine is lost; True if there was one to fail.
 
-        Its host is gone. A new connection would not have been made within the same time, so the
-        failure is the same: an idle engine that vanished costs the connect time-out (R36).
+        One whose body has begun only with `begun`.
         """
-        if self._exchange is not None and self._unacknowledged() >= size:
-            message = "the engine acknowledges nothing"
-            self._exchange.fail(UpstreamUnreachable(message, instance=self._instance))
+        exchange = self._exchange
+        if exchange is None or (exchange.begun and not begun):
+            return False
+        error: UpstreamError = UpstreamLost("the engine is down", instance=self._instance)
+        if self._is_unheard():
+            error = self._unheard()
+        exchange.fail(error)
+        self.cut()
+        return True
+
+    def _doubt(self) -> None:
+        """Give up a connection of which no byte of the request was acknowledged in time.
+
+        Its host is gone, or a stopped engine's queue of connections is full: one that seemed to be
+        made then never was. The failure is that of a connection that cannot be made within the
+        same time: an engine that vanished costs the connect time-out (R36).
+        """
+        if self._exchange is not None and self._is_unheard():
+            self._exchange.fail(self._unheard())
             self.cut()
+
+    def _is_unheard(self) -> bool:
+        """Whether the peer has neither acknowledged a byte of the request nor answered it."""
+        return self._phase is _Phase.HEAD and self._unacknowledged() >= self._size
+
+    def _unheard(self) -> UpstreamUnreachable:
+        return UpstreamUnreachable("the engine acknowledges nothing", instance=self._instance)
 
     def _unacknowledged(self) -> int:
         """How many bytes the kernel and we hold that the peer has not acknowledged."""
@@ -226,6 +252,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came."""
+        self.heard_at = self._loop.time()
         if not self._expects_bytes():
             self.cut()  # it speaks unasked: whatever this is, it answers no request of ours
             return

@@ -41,9 +41,9 @@ class HttpProbe:
         base = instance.url.rstrip("/")
         try:
             health = await self._client.get(f"{base}/health", headers=headers)
-            if health.status_code != 200:
-                return ProbeOutcome(healthy=False)
         except (httpx.HTTPError, httpx.InvalidURL):
+            return ProbeOutcome(healthy=False, answered=False)
+        if health.status_code != 200:
             return ProbeOutcome(healthy=False)
         try:
             metrics = await self._client.get(f"{base}/metrics", headers=headers)

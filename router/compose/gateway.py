@@ -37,6 +37,7 @@ from router.compose.stores import Store, build_limits, open_store
 from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
+from router.control.silence import SilenceRules
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind, Role
 from router.gateway.admin import AdminRoom, build_admin
@@ -68,6 +69,7 @@ from router.service.probing import Prober
 from router.service.relay import Relay
 from router.service.relay_ports import RelaySettings
 from router.service.routing import Routed, Routing, RoutingRules
+from router.service.silence import SilenceWatch
 from router.service.snapshots import OperatingLengths, PolicyRules, SnapshotBuilder
 from router.service.state import StateReport
 from router.service.stored_responses import StoredResponses
@@ -126,19 +128,26 @@ class Gateway:
             await stack.enter_async_context(self.core.store.running())
             stack.push_async_callback(self.core.engines.aclose)
             client = await stack.enter_async_context(
-                httpx.AsyncClient(timeout=probe.timeout_seconds, trust_env=False)
+                httpx.AsyncClient(
+                    timeout=probe.timeout_seconds,
+                    # What hangs must not keep the others from being asked.
+                    limits=httpx.Limits(max_connections=None),
+                    trust_env=False,
+                )
             )
             prober = Prober(
                 self.core.fleet,
                 HttpProbe(client),
                 clock=self.core.clock,
                 interval=probe.interval_seconds,
+                lines=self.core.engines,
             )
+            silence = _build_silence_watch(self.core)
             for instance in self.membership.instances:
                 await self.ingest.feed.follow(instance)
             await prober.probe_all()
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            runs = (*self.ingest.runs, prober.run, self.core.truth.run)
+            runs = (*self.ingest.runs, prober.run, silence.run, self.core.truth.run)
             background = [tasks.create_task(run()) for run in runs]
             try:
                 yield
@@ -312,6 +321,20 @@ def _fleet_rules(settings: Settings) -> FleetRules:
         probe=ProbeRules(probe.failures, probe.successes),
         breaker=BreakerRules(breaker.failures, breaker.window_seconds, breaker.cooldown_seconds),
         signal_max_age=settings.scheduler.signal_max_age_seconds,
+    )
+
+
+def _build_silence_watch(core: Core) -> SilenceWatch:
+    upstream = core.settings.upstream
+    return SilenceWatch(
+        core.fleet,
+        core.engines,
+        clock=core.clock,
+        interval=upstream.probe.interval_seconds,
+        rules=SilenceRules(
+            patience=upstream.probe.timeout_seconds,
+            stream_grace=upstream.lost_stream_timeout_seconds,
+        ),
     )
 
 

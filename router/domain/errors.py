@@ -104,6 +104,13 @@ class UpstreamBroken(UpstreamError):
     """The connection was cut or spoke no valid HTTP (502)."""
 
 
+class UpstreamLost(UpstreamBroken):
+    """The engine was declared down and is silent; it may have run the request (502)."""
+
+    def __init__(self, message: str, *, instance: str) -> None:
+        super().__init__(message, instance=instance, processed=True)
+
+
 class UpstreamTimeout(UpstreamError):
     """No byte in time (504)."""
 

@@ -63,13 +63,15 @@ class PrefillLeg:
 class Member:
     """One instance and everything that changes about it.
 
-    `decodes_due` counts the prefills elsewhere that will be decoded here. `peak` is the most legs
-    of ours that ran there since the last reading, `others` what that reading told beyond them.
+    `answered_at` is when it last answered a probe, whatever its answer. `decodes_due` counts the
+    prefills elsewhere that will be decoded here. `peak` is the most legs of ours that ran there
+    since the last reading, `others` what that reading told beyond them.
     """
 
     instance: Instance
     state: InstanceState = InstanceState.ACTIVE
     health: Health = Health()
+    answered_at: Seconds | None = None
     breaker: Breaker = Breaker()
     reading: EngineReading | None = None
     prefills: list[PrefillLeg] = field(default_factory=list)
@@ -177,11 +179,24 @@ class Fleet:
         """Whether the instance's breaker keeps work away."""
         return member.breaker.opened_at is not None
 
-    def record_probe(self, name: str, *, ok: bool, reading: EngineReading | None = None) -> None:
+    def is_down(self, member: Member) -> bool:
+        """Whether probes, or failed calls, have declared the instance down."""
+        return member.health.alive is False or self.breaker_is_open(member)
+
+    def record_probe(
+        self,
+        name: str,
+        *,
+        ok: bool,
+        answered: bool = True,
+        reading: EngineReading | None = None,
+    ) -> None:
         """Take one probe's outcome; a name that left meanwhile is ignored."""
         member = self._members.get(name)
         if member is None:
             return
+        if answered:
+            member.answered_at = self._clock.monotonic()
         before = member.health.alive
         member.health = step_health(member.health, ok, self.rules.probe)
         if member.health.alive is not before and before is not None:

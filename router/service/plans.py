@@ -123,7 +123,12 @@ class RequestLedger:
                 self._foresight.computed(placement, self._routed.ask.named.model.layout, prompt)
 
     def failed(self, instance: str, kind: FailureKind) -> None:
-        """Note a failed call; every kind counts alike against the breaker."""
-        self._fleet.record_failure(instance)
+        """Note a failed call; what the engine did counts against its breaker.
+
+        A lost call follows from a verdict that stands already: were it counted, the breaker would
+        keep work away from an engine that is alive again.
+        """
+        if kind is not FailureKind.LOST:
+            self._fleet.record_failure(instance)
         if kind is FailureKind.CONNECT:
             self._foresight.lost(instance)

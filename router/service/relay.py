@@ -26,6 +26,7 @@ from router.domain.errors import (
     NobodyAlive,
     UpstreamBroken,
     UpstreamError,
+    UpstreamLost,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
@@ -477,5 +478,7 @@ def _kind(error: UpstreamError) -> FailureKind:
             return FailureKind.CONNECT
         case UpstreamTimeout():
             return FailureKind.TIMEOUT
+        case UpstreamLost():
+            return FailureKind.LOST
         case _:
             return FailureKind.BROKEN

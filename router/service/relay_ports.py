@@ -31,7 +31,7 @@ class Leg(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """How an engine failed us; all of these count against its breaker (DESIGN 7)."""
+    """How an engine failed us (DESIGN 7)."""
 
     CONNECT = "connect"
     """No connection within the connect time-out, or refused."""
@@ -41,6 +41,8 @@ class FailureKind(StrEnum):
     """The connection was cut, or what came is not HTTP or not JSON."""
     STATUS = "status"
     """An answer of 5xx."""
+    LOST = "lost"
+    """Cut by us, since the engine was declared down and is silent."""
 
 
 class Fallback(StrEnum):

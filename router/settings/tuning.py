@@ -210,9 +210,11 @@ class ProbeSettings(Section):
     """Health probes of instances."""
 
     interval_seconds: PositiveDuration = 1
-    """Time between two probes of an instance, so that a dead one is out after three seconds."""
+    """Time between two probes of an instance, so that a dead one is out after three seconds.
+    They do not wait for each other: one that hangs is out two intervals after the time-out."""
     timeout_seconds: PositiveDuration = 5
-    """Time for an answer: a busy engine answers late, without being dead."""
+    """Time for an answer: a busy engine answers late, without being dead. An instance that is down
+    and has been silent for this long is lost: calls that wait there are given up."""
     failures: PositiveCount = 3
     """Failures in a row that take it out (Kubernetes' failureThreshold)."""
     successes: PositiveCount = 2
@@ -229,6 +231,10 @@ class UpstreamSettings(Section):
     """Silence allowed before an answer; 0 is off, since a long prefill is silent for minutes."""
     idle_timeout_seconds: Duration = 300
     """Silence allowed between two pieces of an answer; 0 is off."""
+    lost_stream_timeout_seconds: Duration = 30
+    """How long an answer that has begun waits on at an instance that is down and silent; then its
+    client gets an error event. As long as an engine process takes to restart; calls without a byte
+    of an answer are given up at once."""
     max_connections_per_instance: PositiveCount = 1024
     """Most connections to one instance: four times vLLM's `max_num_seqs` of 256."""
     breaker: BreakerSettings = BreakerSettings()

@@ -13,10 +13,16 @@ import pytest
 from router.adapters.engine_http import HttpEngineClient
 from router.adapters.http1 import Connection
 from router.adapters.http_fields import encode_request
-from router.domain.errors import UpstreamBroken, UpstreamUnreachable
+from router.domain.errors import UpstreamBroken, UpstreamLost, UpstreamUnreachable
 from router.ports import Timeouts
-from tests.contract.engine_client_suite import EngineClientSuite, MakeClient, a_request, fetch
-from tests.fakes.scripted_engine import Hold, ScriptedEngine, answer
+from tests.contract.engine_client_suite import (
+    EngineClientSuite,
+    MakeClient,
+    Pieces,
+    a_request,
+    fetch,
+)
+from tests.fakes.scripted_engine import Hold, ScriptedEngine, answer, stream
 
 CERTIFICATE = Path(__file__).parent.parent / "fakes" / "localhost.pem"
 
@@ -122,8 +128,84 @@ class TestHttpEngineClient(EngineClientSuite):
                 await sending
         assert caught.value.processed is seen
 
-    async def test_r36_a_kept_connection_to_a_vanished_host_is_given_up(self) -> None:
-        """Where not one byte of a request is acknowledged, the connect time-out bounds the wait."""
+    async def test_silence_is_told_by_address(
+        self, make_client: Callable[..., HttpEngineClient]
+    ) -> None:
+        """It is the time since the last byte, also of connections that are gone."""
+        client = make_client()
+        async with ScriptedEngine(stream(b"a", b"b", gap=0.1)) as engine:
+            assert client.silence(engine.url) is None
+            waiting = asyncio.create_task(client.send(a_request(engine.url)))
+            await (await waiting).read()
+            at_first = client.silence(engine.url)
+            assert at_first is not None
+            assert at_first < 0.1
+            await engine.stop()
+            await asyncio.sleep(0.15)
+            afterwards = client.silence(engine.url)
+            assert afterwards is not None
+            assert afterwards > 0.1
+        await client.aclose()
+
+    @pytest.mark.parametrize("used", [False, True])
+    async def test_r36_calls_at_a_lost_engine_are_cut(
+        self, make_client: Callable[..., HttpEngineClient], *, used: bool
+    ) -> None:
+        """Without a byte of the body at once, else only when told so; other engines are left."""
+        client = make_client()
+        async with ScriptedEngine() as engine, ScriptedEngine([Hold()]) as other:
+            if used:
+                await fetch(client, a_request(engine.url))
+            spared = asyncio.create_task(client.send(a_request(other.url)))
+            engine.then(stream(b"a", end=[Hold()]), stream(end=[Hold()]), [Hold()])
+            begun = await client.send(a_request(engine.url))
+            pieces = begun.chunks()
+            assert await anext(pieces) == b"a"
+            headed = await client.send(a_request(engine.url))
+            silent = asyncio.create_task(client.send(a_request(engine.url)))
+            await engine.received(3 + used)
+            assert client.cut(engine.url, begun=False) == 2
+            with pytest.raises(UpstreamLost) as caught:
+                await silent
+            assert caught.value.processed
+            with pytest.raises(UpstreamLost):
+                await headed.read()
+            assert client.cut(engine.url, begun=False) == 0
+            assert client.cut(engine.url, begun=True) == 1
+            with pytest.raises(UpstreamLost):
+                await anext(pieces)
+            assert client.cut("http://127.0.0.1:1", begun=True) == 0
+            assert not spared.done()
+            spared.cancel()
+            await asyncio.gather(spared, return_exceptions=True)
+        assert "0 active" in repr(client)
+        await client.aclose()
+
+    async def test_r36_an_upload_that_is_slowly_taken_is_not_given_up(
+        self, make_client: Callable[..., HttpEngineClient]
+    ) -> None:
+        """An engine whose window is full has acknowledged the request's beginning: it is there."""
+        client = make_client()
+        async with ScriptedEngine(read=False) as engine:
+            upload = Pieces(*[bytes(1_000_000)] * 20)
+            request = a_request(engine.url, timeouts=Timeouts(0.2, 0.0, 0.0), upload=upload)
+            sending = asyncio.create_task(client.send(request))
+            await asyncio.sleep(0.6)
+            assert not sending.done()
+            assert client.cut(engine.url, begun=False) == 1
+            with pytest.raises(UpstreamLost):
+                await sending
+        await client.aclose()
+
+    @pytest.mark.parametrize("used", [False, True])
+    @pytest.mark.parametrize("cut", [False, True])
+    async def test_r36_a_kept_connection_to_a_vanished_host_is_given_up(
+        self, *, used: bool, cut: bool
+    ) -> None:
+        """Where not one byte of a request is acknowledged, the connect time-out bounds the wait.
+
+        Given up before, because the engine is down, the call cannot have been processed either.
+        """
         loop = asyncio.get_running_loop()
         connection = Connection(loop=loop, released=lambda _: None, closed=lambda *_: None)
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -133,10 +215,13 @@ class TestHttpEngineClient(EngineClientSuite):
             accepted, _ = listener.accept()
             # A full window stands in for the lost packets: what follows is not acknowledged.
             transport.write(bytes(20_000_000))
-            connection.used = True
+            connection.used = used
             request = a_request(f"http://{host}:{port}", timeouts=Timeouts(0.2, 0.0, 0.0))
+            wire = encode_request(request, b"engine", b"")
+            sending = asyncio.create_task(connection.send(request, wire))
+            await asyncio.sleep(0.05)
+            if cut:
+                assert connection.give_up(begun=False)
             with pytest.raises(UpstreamUnreachable):
-                await asyncio.wait_for(
-                    connection.send(request, encode_request(request, b"engine", b"")), 2.0
-                )
+                await asyncio.wait_for(sending, 2.0)
             accepted.close()
