@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Self
 
 from router.domain.units import Bytes, BytesPerSecond, Seconds
-from router.throughput.curves import Curve
+from router.throughput.curves import Curve, CurveError, Extrapolation, Interpolation
 
 
 class ProfileSource(StrEnum):
@@ -30,6 +30,37 @@ class ProfilePoint:
     tokens: int
     kv_bytes: int
     prefill_seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class KvLine:
+    """S_kv as a straight line: what every prompt ships, and what each token adds, in bytes.
+
+    Hybrid models have this form exactly: recurrent state is fixed, full attention grows with l.
+    """
+
+    fixed_bytes: float
+    bytes_per_token: float
+
+    def __call__(self, tokens: float) -> float:
+        """Return S_kv of `tokens` tokens, in bytes."""
+        return self.fixed_bytes + self.bytes_per_token * tokens
+
+
+def fit_kv_line(points: Sequence[ProfilePoint]) -> KvLine:
+    """Return the least-squares line through the points' KV bytes; neither part is below 0.
+
+    Raises CurveError unless there are two different lengths or more.
+    """
+    count = len(points)
+    if len({point.tokens for point in points}) < 2:
+        raise CurveError("a line needs two different lengths")
+    mean_tokens = sum(point.tokens for point in points) / count
+    mean_bytes = sum(point.kv_bytes for point in points) / count
+    spread = sum((point.tokens - mean_tokens) ** 2 for point in points)
+    shared = sum((point.tokens - mean_tokens) * (point.kv_bytes - mean_bytes) for point in points)
+    slope = max(0.0, shared / spread)
+    return KvLine(max(0.0, mean_bytes - slope * mean_tokens), slope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +85,30 @@ class Profile:
         source: ProfileSource,
         hardware: str = "",
         kv_bytes_per_token: float | None = None,
+        interpolation: Interpolation = Interpolation.PCHIP,
+        extrapolation: Extrapolation = Extrapolation.LINEAR,
     ) -> Self:
         """Build a profile from at least two points in increasing length.
 
-        Without `kv_bytes_per_token` the slope between the outermost points is taken (the affine
-        fit of a hybrid model's KV). Raises CurveError for unusable points.
+        Without `kv_bytes_per_token` the slope of the line fitted to the points' bytes is taken.
+        Raises CurveError for unusable points.
         """
         lengths = [float(point.tokens) for point in points]
-        kv = Curve.through(lengths, [float(point.kv_bytes) for point in points])
-        prefill = Curve.through(lengths, [point.prefill_seconds for point in points])
-        slope = (kv.ys[-1] - kv.ys[0]) / (kv.xs[-1] - kv.xs[0])
-        per_token = max(0.0, slope) if kv_bytes_per_token is None else kv_bytes_per_token
-        return cls(prefill, kv, per_token, source, hardware)
+        kv, prefill = (
+            Curve.through(lengths, values, interpolation=interpolation, extrapolation=extrapolation)
+            for values in (
+                [float(point.kv_bytes) for point in points],
+                [point.prefill_seconds for point in points],
+            )
+        )
+        if kv_bytes_per_token is None:
+            kv_bytes_per_token = fit_kv_line(points).bytes_per_token
+        return cls(prefill, kv, kv_bytes_per_token, source, hardware)
+
+    @property
+    def longest(self) -> float:
+        """The longest measured length, in tokens; beyond it the profile extrapolates."""
+        return self.prefill.xs[-1]
 
     def prefill_seconds(self, tokens: float) -> Seconds:
         """Return T_prefill of `tokens` uncached tokens on one instance; 0 for none."""
