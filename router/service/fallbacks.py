@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from router.domain.decision import Decision, Reason, Route
 from router.domain.errors import NobodyAlive, Overloaded, RouterError, UpstreamError
+from router.domain.units import Tokens
 from router.service.relay_ports import Fallback, Leg
 
 
@@ -150,13 +151,28 @@ def _after_decode(
 
 
 def decode_only(decision: Decision) -> Decision:
-    """Return the decision with the prompt computed where it is decoded."""
+    """Return the decision with the prompt computed where it is decoded.
+
+    What is cached is then what that instance has.
+    """
     remote = decision.route is Route.PRFAAS
     return replace(
         decision,
         route=Route.LOCAL,
         reason=Reason.REMOTE_PREFILL_FAILED if remote else decision.reason,
         prefill=None,
+        compute_uncached_tokens=_uncached_at_decode(decision),
         kv_bytes=None,
         prefix_transfer=None,
     )
+
+
+def _uncached_at_decode(decision: Decision) -> Tokens:
+    """Return what the decode instance has to compute of a prompt that was to come from elsewhere.
+
+    The prompt's length is what the prefill had to compute and what it had or was sent.
+    """
+    transfer, prefill = decision.prefix_transfer, decision.prefill
+    had = transfer.tokens if transfer else (prefill and prefill.cached_tokens) or 0
+    total = decision.compute_uncached_tokens + had
+    return max(1, total - (decision.decode.cached_tokens or 0))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from kvmeta.errors import KvMetaError
 from kvmeta.hashing import prompt_blocks
 from kvmeta.index import MetadataIndex
-from kvmeta.types import PromptBlocks
+from kvmeta.types import PromptBlocks, SourceId
 from router.control.admission import Lane
 from router.domain.decision import (
     Decision,
@@ -68,20 +68,39 @@ class Supposition:
     cached: Mapping[str, Tokens | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What is known of a prompt's whereabouts: its blocks' names, and what was found of them.
+
+    `pooled` is what shared pools said, `late` tells that the time was used up before all was found.
+    """
+
+    prompt: PromptBlocks | None
+    beliefs: Beliefs
+    pooled: Mapping[SourceId, Tokens]
+    late: bool = False
+
+
+_LATE = Sight(None, {}, {}, late=True)
+
+
 @dataclass(slots=True)
 class Routed:
     """A request with its decision, and what is needed to decide it again.
 
-    `record` is the latest word: planning again replaces it. `prompt` names the whole prompt's
-    blocks, None where its tokens are not all known.
+    `record` is the latest word: planning again replaces it.
     """
 
     ask: Ask
     request: RequestView
-    beliefs: Beliefs
     record: DecisionRecord
     visit: Visit
-    prompt: PromptBlocks | None = None
+    sight: Sight
+
+    @property
+    def prompt(self) -> PromptBlocks | None:
+        """Names of the whole prompt's blocks; None where its tokens are not all known."""
+        return self.sight.prompt
 
     @property
     def decision(self) -> Decision:
@@ -101,8 +120,7 @@ class _Count:
 class _Considered:
     """A decision and what it was made from."""
 
-    prompt: PromptBlocks | None
-    beliefs: Beliefs
+    sight: Sight
     snapshot: Snapshot
     decision: Decision
 
@@ -169,9 +187,7 @@ class Routing:
         await visit.charge(count.counted.total)
         considered = await self._consider_admitted(ask, count, visit)
         record = self._remember(ask.request_id, considered.snapshot, considered.decision)
-        return Routed(
-            ask, considered.snapshot.request, considered.beliefs, record, visit, considered.prompt
-        )
+        return Routed(ask, considered.snapshot.request, record, visit, considered.sight)
 
     async def _consider_admitted(self, ask: Ask, count: _Count, visit: Visit) -> _Considered:
         """Look up and decide with a decode slot in hand.
@@ -188,24 +204,24 @@ class Routing:
                 return considered
 
     async def _look_and_decide(self, ask: Ask, count: _Count, visit: Visit) -> _Considered | None:
-        prompt, beliefs, late = await self._believe_in_time(ask, count)
-        snapshot = self._build(ask, _view_request(ask, count.counted), beliefs)
+        sight = await self._believe_in_time(ask, count)
+        snapshot = self._build(ask, _view_request(ask, count.counted), sight.beliefs)
         roomy = without(snapshot, visit.full(ask.named.model.name))
-        decision = _decide(roomy, late=late)
+        decision = _decide(roomy, late=sight.late)
         if isinstance(decision, NoRoute):
             return None
         visit.settle(decision.decode.instance)
-        return _Considered(prompt, beliefs, roomy, decision)
+        return _Considered(sight, roomy, decision)
 
     async def _consider(self, ask: Ask, count: _Count, what_if: WhatIf | None) -> _Considered:
         """Look up and decide, without a slot. Raises NobodyAlive."""
-        prompt, beliefs, late = await self._believe_in_time(ask, count)
+        sight = await self._believe_in_time(ask, count)
         request = _view_request(ask, count.counted)
-        snapshot = self._build(ask, request, beliefs, what_if)
-        decision = _decide(snapshot, late=late)
+        snapshot = self._build(ask, request, sight.beliefs, what_if)
+        decision = _decide(snapshot, late=sight.late)
         if isinstance(decision, NoRoute):
             raise NobodyAlive(f"no live instance can decode {ask.named.asked!r} now")
-        return _Considered(prompt, beliefs, snapshot, decision)
+        return _Considered(sight, snapshot, decision)
 
     async def _count(self, ask: Ask) -> _Count:
         """Count the prompt within the decision's budget; over it the length is estimated."""
@@ -222,31 +238,30 @@ class Routing:
         left = self._rules.decision_timeout - spent
         return _Count(counted, left if left > 0 else None)
 
-    async def _believe_in_time(
-        self, ask: Ask, count: _Count
-    ) -> tuple[PromptBlocks | None, Beliefs, bool]:
-        """Look up within what is left of the budget; True where it is used up."""
+    async def _believe_in_time(self, ask: Ask, count: _Count) -> Sight:
+        """Look up within what is left of the budget."""
         if count.left is None:
-            return None, {}, True
+            return _LATE
         prompt = self._name_blocks(ask, count.counted)
         try:
             async with asyncio.timeout(count.left or None):
-                return prompt, await self._believe(ask, count.counted, prompt), False
+                return await self._believe(ask, count.counted, prompt)
         except TimeoutError:
-            return prompt, {}, True
+            return replace(_LATE, prompt=prompt)
 
     async def replan_local(
         self, routed: Routed, reason: Reason, excluded: frozenset[str]
     ) -> Decision | NoRoute:
         """Decide a request again, locally, on the fleet as it is now without the `excluded`.
 
-        As `replan_decode` for its slot.
+        As `replan_decode` for its slot, and for what is cached.
         """
         return await self._replan(routed, excluded, reason)
 
     async def replan_decode(self, routed: Routed, excluded: frozenset[str]) -> Decision | NoRoute:
         """Decide a request again without the `excluded`, by the rule.
 
+        The index is asked anew: the leg that failed may have taken minutes, or filled a cache.
         Where only full instances are left it waits for a slot, what is left of the queue's
         time-out. Raises Overloaded.
         """
@@ -257,7 +272,8 @@ class Routing:
     ) -> Decision | NoRoute:
         visit, ask = routed.visit, routed.ask
         while True:
-            alive = without(self._rebuild(routed), excluded)
+            routed.sight = await self._look_again(ask, routed.sight)
+            alive = without(self._build(ask, routed.request, routed.sight.beliefs), excluded)
             roomy = without(alive, visit.full(ask.named.model.name))
             decision = _redecide(roomy, reason)
             if isinstance(decision, Decision):
@@ -318,16 +334,23 @@ class Routing:
             # Ids that no vocabulary has: the engine will say so in its own words.
             return None
 
-    async def _believe(self, ask: Ask, counted: Counted, prompt: PromptBlocks | None) -> Beliefs:
+    async def _believe(self, ask: Ask, counted: Counted, prompt: PromptBlocks | None) -> Sight:
         """Ask the pools and the index; without ids all is unknown.
 
         The index last: it changes with every decision, and is the fresher the later it is asked.
         """
         if prompt is None or counted.ids is None:
-            return {}
+            return Sight(prompt, {}, {})
         pooled = await self._pools.look_up(ask.named, counted.ids, ask.salt)
-        beliefs = await self._look_up(ask.named, prompt)
-        return raise_beliefs(beliefs, pooled, prompt, ask.named.model.layout)
+        return await self._look_again(ask, Sight(prompt, {}, pooled))
+
+    async def _look_again(self, ask: Ask, sight: Sight) -> Sight:
+        """Ask the index. What pools said stays: they want the token ids, which nobody keeps."""
+        if sight.prompt is None:
+            return sight
+        beliefs = await self._look_up(ask.named, sight.prompt)
+        raised = raise_beliefs(beliefs, sight.pooled, sight.prompt, ask.named.model.layout)
+        return replace(sight, beliefs=raised)
 
     async def _look_up(self, named: NamedModel, prompt: PromptBlocks) -> Beliefs:
         """Ask the index within its own budget; over it all is unknown."""
@@ -342,9 +365,6 @@ class Routing:
             return {}
         finally:
             self._hook.looked_up(self._clock.monotonic() - started, timed_out=timed_out)
-
-    def _rebuild(self, routed: Routed) -> Snapshot:
-        return self._build(routed.ask, routed.request, routed.beliefs)
 
     def _build(
         self, ask: Ask, request: RequestView, beliefs: Beliefs, what_if: WhatIf | None = None

@@ -74,6 +74,47 @@ async def test_a_failed_prefill_is_not_counted_on(tmp_path: Path) -> None:
     assert document["cached_tokens"]["west"] == 0
 
 
+async def asked_west(system: System) -> None:
+    """Wait until a prefill is under way in the PrfaaS cluster."""
+    await system.until(lambda state: any(i["prefills_inflight"] for i in state["instances"]))
+
+
+async def test_a_fallback_looks_again(tmp_path: Path) -> None:
+    """What a request is told, and an engine held to, is what its new instance had then."""
+    prompt = fresh_ids(300)
+    async with standin_system(tmp_path) as system:
+        slow = {"slow_seconds": 1.0, "status": 500}
+        await system.client.post(f"{system.host('f0').url}/standin/faults", json=slow)
+        falling = asyncio.create_task(system.complete(prompt))
+        await asked_west(system)
+        await system.order("PUT", "threshold", {"mode": "off"})
+        first = await system.complete([*prompt, 7])
+        await system.order("PUT", "threshold", {"mode": "config"})
+        answer = await falling
+        metrics = await system.metrics()
+        (document,) = await system.decisions("reason=remote_prefill_failed")
+    assert first.headers["x-prfaas-cached-tokens"] == "0"
+    assert answer.headers["x-prfaas-reason"] == "remote_prefill_failed"
+    assert answer.headers["x-prfaas-cached-tokens"] == "288"
+    assert document["compute_uncached_tokens"] == 12
+    assert metrics.total("index_truth_total", outcome="exact") == 2
+    assert metrics.total("index_truth_total") == 2
+
+
+async def test_a_decode_tried_elsewhere_finds_what_its_prefill_left(tmp_path: Path) -> None:
+    """The second prefill of a prompt is known to be all but done: nothing is under-stated."""
+    prompt = fresh_ids(90)
+    async with standin_system(tmp_path, names="p0 d0 d1 f0") as system:
+        full = {"status": 503, "slow_seconds": 0.5}
+        await system.client.post(f"{system.host('d0').url}/standin/faults?instance=d0", json=full)
+        answer = await system.complete(prompt)
+        metrics = await system.metrics()
+    assert (answer.status_code, answer.headers["x-prfaas-decode"]) == (200, "d1")
+    assert answer.headers["x-prfaas-cached-tokens"] == "80"
+    assert metrics.total("index_truth_total", outcome="exact") == 2
+    assert metrics.total("index_truth_total") == 2
+
+
 async def test_an_instance_without_events_is_guessed_from_its_prompts(tmp_path: Path) -> None:
     """What was computed there counts as `approximate`, in decisions, `state` and metrics."""
     prompt = fresh_ids(10 * BLOCK)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from router.domain.decision import Decision, Reason, Route
+from router.domain.decision import Decision, Placement, PrefixTransfer, Reason, Route
 from router.domain.errors import (
     NobodyAlive,
     Overloaded,
@@ -15,6 +16,7 @@ from router.domain.errors import (
     UpstreamUnreachable,
 )
 from router.domain.topology import Role
+from router.domain.units import Bytes
 from router.service.fallbacks import (
     ExpiredHandoff,
     FailedLeg,
@@ -75,6 +77,21 @@ def test_without_a_hand_off_decode_computes(decision: Decision) -> None:
     assert now.route is Route.LOCAL
     assert now.kv_bytes is None
     assert now.single_call
+
+
+def test_where_decode_computes_its_own_cache_counts() -> None:
+    """What is left to compute is the prompt less what that instance has, never nothing."""
+    for held, computed in ((None, 30_500), (0, 30_500), (30_000, 500), (30_500, 1)):
+        asked = replace(
+            REMOTE,
+            prefill=Placement("west", "w0", 500),
+            decode=Placement("east", "d0", held),
+            compute_uncached_tokens=30_000,
+        )
+        assert decode_only(asked).compute_uncached_tokens == computed
+    sent = PrefixTransfer("east", "west", 20_000, "east-west", Bytes(1))
+    shipped = replace(asked, prefix_transfer=sent, compute_uncached_tokens=10_500)
+    assert decode_only(shipped).compute_uncached_tokens == 1
 
 
 def test_an_old_hand_off_is_renewed_once() -> None:
