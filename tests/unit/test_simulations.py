@@ -1,0 +1,160 @@
+"""A simulated system: what is conserved, what is repeatable, what happens when things break."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from router.domain.topology import ClusterKind, Role
+from router.domain.units import BytesPerSecond, from_gbps
+from router.sim.arrivals import PoissonArrivals
+from router.sim.lengths import DiscreteLengths, ExponentialLengths
+from router.sim.plants import (
+    Conversion,
+    DecodeSpec,
+    LinkChange,
+    LinkSpec,
+    PlantFault,
+    PlantSpec,
+    PoolSpec,
+    Reference,
+    RuleSpec,
+)
+from router.sim.records import Outcome, write_csv
+from router.sim.simulations import Simulation
+from router.sim.traffic import SessionTraffic, draw_demands
+from tests.fakes.plants import (
+    H200,
+    a_case_study,
+    a_linear_profile,
+    a_queue,
+    a_reference,
+    demands,
+    simulate,
+)
+
+OUTAGE = (LinkChange(60, "wire", BytesPerSecond(0)), LinkChange(120, "wire", from_gbps(100)))
+
+
+def test_equal_seeds_give_equal_bytes() -> None:
+    """Runs with one seed write the same bytes; another seed writes others."""
+    first, again, other = (
+        write_csv(simulate(a_case_study(), 2.4, 300, seed=seed, incidents=OUTAGE))
+        for seed in (7, 7, 8)
+    )
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("reserved", [True, False])
+def test_requests_are_conserved(reserved: bool) -> None:
+    """Every request is recorded once, and its times are in the order of its way."""
+    records = simulate(a_case_study(reserved=reserved), 4.5, 1_500, incidents=OUTAGE)
+    assert [record.number for record in records] == list(range(1, 1_501))
+    for each in records:
+        assert each.outcome == Outcome.SERVED
+        assert (
+            each.arrived <= each.admitted <= each.started < each.prefilled <= each.answered
+            < each.finished
+        )  # fmt: skip
+
+
+def test_bytes_are_conserved() -> None:
+    """What a link sent is what arrived by it and what was wasted, through an outage too."""
+    simulation = a_simulation(a_case_study(gbps=10), 2.6, 1_000, OUTAGE)
+    records = simulation.run()
+    (wire,) = simulation.system.wires.values()
+    counted = sum(record.kv_bytes + record.wasted_bytes for record in records)
+    assert wire.link.sent == pytest.approx(counted, rel=1e-6, abs=1e3)
+    assert wire.state.booked == 0
+    assert not wire.booked_jobs()
+
+
+def test_a_full_queue_turns_away_and_counts() -> None:
+    """Beyond the queue's size requests are rejected, each recorded with no answer."""
+    records = simulate(a_case_study(rule=RuleSpec(queue_size=10)), 20, 400)
+    turned = [record for record in records if record.outcome == Outcome.REJECTED]
+    assert turned
+    assert all(math.isnan(record.ttft) for record in turned)
+    assert len(records) == 400
+
+
+def test_an_outage_keeps_prompts_at_home() -> None:
+    """Within a second of an outage nothing goes out; what was under way is prefilled at home."""
+    records = simulate(a_case_study(), 1.2, 300, incidents=OUTAGE)
+    during = [record for record in records if 61 < record.admitted < 120]
+    assert {record.route for record in during} == {"local"}
+    assert {"link_down", "below_threshold"} == {record.reason for record in during}
+    rescued = [record for record in records if record.attempts > 1]
+    assert rescued
+    assert {record.reason for record in rescued} == {"remote_prefill_failed"}
+    assert any(record.route == "prfaas" for record in records if record.admitted > 122)
+
+
+def test_a_slow_link_fills_its_budget_and_spills() -> None:
+    """At 2 Gb/s the bytes booked reach the budget, and long prompts stay local as congested."""
+    slow = (LinkChange(10, "wire", from_gbps(2)),)
+    records = simulate(a_case_study(), 1.6, 300, incidents=slow)
+    assert "link_congested" in {record.reason for record in records}
+
+
+def test_a_conversion_moves_an_instance() -> None:
+    """A drained prefill instance decodes after its conversion, and prefills no more."""
+    change = Conversion(30, "pd-p0", Role.DECODE, seconds=20)
+    records = simulate(a_case_study(), 2.0, 400, incidents=(change,))
+    assert any(record.decode == "pd-p0" for record in records)
+    assert all(record.admitted <= 30 for record in records if record.prefill == "pd-p0")
+    assert all(record.admitted >= 50 for record in records if record.decode == "pd-p0")
+
+
+def test_one_line_is_served_first_come_first_served() -> None:
+    """Prefills on equal instances start in the order of arrival, and none idles while some wait."""
+    records = simulate(
+        a_queue(a_linear_profile(1e-4), 3), 2.9, 800, lengths=ExponentialLengths(10_000)
+    )
+    starts = [record.started for record in records]
+    assert starts == sorted(starts)
+    for each in records:
+        if each.started > each.arrived:
+            busy = sum(other.started <= each.arrived < other.prefilled for other in records)
+            assert busy == 3
+
+
+def test_sessions_find_their_prefix() -> None:
+    """Agents' turns reuse what their instance holds: only new tokens are computed."""
+    plant = a_case_study(cache_blocks=10_000)
+    traffic = SessionTraffic(
+        PoissonArrivals(0.5), DiscreteLengths((8_000,), (1,)), DiscreteLengths((2_000,), (1,)),
+        turns=5, pause=120, output=1024, shared=4_096,
+    )  # fmt: skip
+    reference = Reference(19_606, plant.pd.profile, H200, plant.links[0].rate, plant.fabric)
+    records = Simulation(plant, draw_demands(traffic, 1), 400, reference).run()
+    later = [record for record in records if record.fresh < record.total]
+    assert sum(record.computed == record.fresh for record in later) > 0.8 * len(later)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"pools": ()},
+        {"links": ()},
+        {"pools": (PoolSpec("pd", ClusterKind.PD, H200, 1, 0),), "links": ()},
+        {"pools": (PoolSpec("pd", ClusterKind.PD, H200, 1, 1),) * 2, "links": ()},
+        {"links": (LinkSpec("a", "prfaas", from_gbps(1)), LinkSpec("b", "prfaas", from_gbps(1)))},
+    ],
+)
+def test_impossible_plants_are_refused(broken: dict[str, object]) -> None:
+    """One PD cluster that decodes, names told apart, and one link a PrfaaS cluster."""
+    case = a_case_study()
+    parts: dict[str, object] = {"pools": case.pools, "links": case.links} | broken
+    with pytest.raises(PlantFault):
+        PlantSpec(decode=DecodeSpec(20, 0.025), **parts)  # type: ignore[arg-type]
+
+
+def a_simulation(
+    plant: PlantSpec, rate: float, count: int, incidents: tuple[LinkChange, ...]
+) -> Simulation:
+    """A run of Poisson traffic that can be looked into."""
+    traffic = demands(PoissonArrivals(rate))
+    return Simulation(plant, traffic, count, a_reference(plant), incidents)
