@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from typing import Annotated
 
 import typer
@@ -56,6 +57,7 @@ def serve(
         gateway = build_gateway(loaded, secret=uvloop.run(read_secret(loaded.settings)))
     except CompositionError as error:
         raise CommandFailed(f"{config}: {error}", code=2) from error
+    _allow_open_files(2 * loaded.settings.server.max_connections)
     listening = _listening(loaded.settings, host, port)
     try:
         uvloop.run(
@@ -69,6 +71,17 @@ def serve(
         ) from error
     except asyncio.CancelledError:
         return
+
+
+def _allow_open_files(wanted: int) -> None:
+    """Raise the limit on open files to the hard one; say so where that is too few."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        print_fault(
+            f"note: {hard} open files are allowed (ulimit -Hn), too few for"
+            f" server.max_connections and as many to engines ({wanted})"
+        )
 
 
 def _explain_workers(settings: Settings, workers: int) -> str:

@@ -41,6 +41,7 @@ from router.control.silence import SilenceRules
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind, Role
 from router.gateway.admin import AdminRoom, build_admin
+from router.gateway.client_limits import ClientLimits
 from router.gateway.cors import CorsRules, CrossOrigin
 from router.gateway.dispatch import Application, BoundedBodies, Dispatcher
 from router.gateway.front import (
@@ -51,6 +52,7 @@ from router.gateway.front import (
     build_models,
 )
 from router.gateway.openai import OpenAiRules, OpenAiSurface
+from router.gateway.requests import BodyBudget
 from router.ports import Timeouts
 from router.service.admission import Admission
 from router.service.connectors import Connector, find_connector, third_party_connectors
@@ -109,6 +111,8 @@ class Gateway:
 
     application: Application
     admin: Application | None
+    limits: ClientLimits
+    budget: BodyBudget
     core: Core
     ingest: Ingest
     membership: Membership
@@ -184,8 +188,10 @@ def build_gateway(loaded: Loaded, *, secret: bytes | None = None) -> Gateway:
             core.tenants,
         )
     )
-    application, admin = _build_applications(core, routing, membership)
-    return Gateway(application, admin, core, ingest, membership)
+    budget = BodyBudget(core.settings.server.max_buffered_bytes)
+    application, admin = _build_applications(core, routing, membership, budget)
+    limits = client_limits(core.settings)
+    return Gateway(application, admin, limits, budget, core, ingest, membership)
 
 
 def _build_ingest(core: Core) -> Ingest:
@@ -376,7 +382,7 @@ def _build_routing(core: Core) -> Routing:
 
 
 def _build_applications(
-    core: Core, routing: Routing, membership: Membership
+    core: Core, routing: Routing, membership: Membership, budget: BodyBudget
 ) -> tuple[Application, Application | None]:
     """Return the clients' application, and the operators' where it has its own listener."""
     settings = core.settings
@@ -394,6 +400,7 @@ def _build_applications(
         visits=Visits(build_limits(core.store, core.clock), core.admission, core.clock),
         catalog=core.catalog,
         stored=StoredResponses(core.clock),
+        budget=budget,
         hook=core.metrics,
         clock=core.clock,
         new_id=_new_id,
@@ -417,13 +424,27 @@ def _build_applications(
     private.include_router(build_admin(_admin_room(core, routing, membership)))
     limit = settings.server.max_body_bytes
     clients: Application = Dispatcher(
-        surface.endpoints(), BoundedBodies(public, limit), families=surface.families()
+        surface.endpoints(), BoundedBodies(public, limit, budget), families=surface.families()
     )
     if settings.server.cors.allow_origins:
         clients = CrossOrigin(clients, _cors_rules(settings))
     return (
         clients,
-        None if private is public else BoundedBodies(private, limit),
+        None if private is public else BoundedBodies(private, limit, budget),
+    )
+
+
+def client_limits(settings: Settings) -> ClientLimits:
+    """Return the bounds of clients' connections."""
+    server = settings.server
+    return ClientLimits(
+        max_connections=server.max_connections,
+        max_head_bytes=server.max_head_bytes,
+        max_head_fields=server.max_head_fields,
+        head=server.timeouts.head_seconds,
+        body=server.timeouts.body_seconds,
+        idle=server.timeouts.idle_seconds,
+        stall=server.timeouts.stall_seconds,
     )
 
 

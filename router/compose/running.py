@@ -14,12 +14,10 @@ import uvicorn
 
 from router.compose.gateway import Gateway
 from router.domain.units import Seconds
+from router.gateway.clients import ClientEdge, EdgeConfig
 from router.gateway.dispatch import Application
 
 _LOG = logging.getLogger(__name__)
-
-_KEEP_ALIVE_SECONDS = 75
-"""Idle client connections are kept as long as nginx keeps them, so that its pool closes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +40,22 @@ class _Server(uvicorn.Server):
         yield
 
 
-def build_server(application: Application, host: str, port: int, grace: Seconds) -> uvicorn.Server:
+def build_server(
+    application: Application, edge: ClientEdge, host: str, port: int, grace: Seconds
+) -> uvicorn.Server:
     """Return a server that leaves signals alone and ends streams `grace` seconds after its end."""
     return _Server(
-        uvicorn.Config(
+        EdgeConfig(
             application,
+            edge=edge,
             host=host,
             port=port,
-            http="httptools",
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             forwarded_allow_ips=["127.0.0.1", "::1"],
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=max(1, round(grace)),
         )
     )
@@ -76,7 +75,13 @@ async def run_gateway(
     if gateway.admin is not None and listening.admin_port is not None:
         places.append((gateway.admin, listening.admin_port))
     servers = [
-        build_server(application, listening.host, port, listening.drain_grace)
+        build_server(
+            application,
+            ClientEdge(gateway.limits),
+            listening.host,
+            port,
+            listening.drain_grace,
+        )
         for application, port in places
     ]
     with contextlib.ExitStack() as stack:

@@ -54,6 +54,14 @@ class BodyTooLarge(ClientFault):
     """The body is over `server.max_body_bytes` (413)."""
 
 
+class HeadTooLarge(ClientFault):
+    """The head has too many bytes or fields (431)."""
+
+
+class RequestTimeout(ClientFault):
+    """The client did not send its request in time (408)."""
+
+
 class RateLimited(RouterError):
     """The tenant's own limit is reached (429 with Retry-After).
 

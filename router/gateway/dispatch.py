@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from router.domain.errors import BodyTooLarge, ClientGone, MethodNotAllowed, RouterError
+from router.domain.errors import ClientGone, MethodNotAllowed, RouterError
 from router.gateway.errors import error_response
-from router.gateway.requests import Message, Receive, Scope, Send, read_body
+from router.gateway.requests import BodyBudget, Message, Receive, Scope, Send, read_body
 
 
 class Application(Protocol):
@@ -61,23 +61,27 @@ class BoundedBodies:
     The framework would read it whole, of any size, before it asks who sends it.
     """
 
-    def __init__(self, application: Application, limit: int) -> None:
+    def __init__(self, application: Application, limit: int, budget: BodyBudget) -> None:
         self._application = application
         self._limit = limit
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] != "http":
             await self._application(scope, receive, send)
             return
-        try:
-            body = await read_body(scope, receive, self._limit)
-        except BodyTooLarge as error:
-            await _refuse(send, error)
-        except ClientGone:
-            return
-        else:
-            await self._application(scope, _Replay(body, receive), send)
+        if scope["method"] == "HEAD":  # what GET would say, without its body
+            scope = {**scope, "method": "GET"}
+        with self._budget.share() as share:
+            try:
+                body = await read_body(scope, receive, self._limit, share)
+            except ClientGone:
+                return
+            except RouterError as error:
+                await _refuse(send, error)
+            else:
+                await self._application(scope, _Replay(body, receive), send)
 
 
 class _Replay:

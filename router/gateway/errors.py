@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import msgspec
 
@@ -13,11 +14,13 @@ from router.domain.errors import (
     ClientFault,
     Conflict,
     Forbidden,
+    HeadTooLarge,
     MethodNotAllowed,
     NobodyAlive,
     NotFound,
     Overloaded,
     RateLimited,
+    RequestTimeout,
     RouterError,
     StoreAway,
     Unauthenticated,
@@ -48,6 +51,8 @@ _TABLE: tuple[tuple[type[RouterError], Answer], ...] = (
     (MethodNotAllowed, Answer(405, "invalid_request_error")),
     (Conflict, Answer(409, "conflict_error")),
     (BodyTooLarge, Answer(413, "invalid_request_error")),
+    (HeadTooLarge, Answer(431, "invalid_request_error")),
+    (RequestTimeout, Answer(408, "timeout_error")),
     (BadRequest, Answer(400, "invalid_request_error")),
     (ClientFault, Answer(400, "invalid_request_error")),
     (RateLimited, Answer(429, "rate_limit_error", retry=True)),
@@ -59,6 +64,9 @@ _TABLE: tuple[tuple[type[RouterError], Answer], ...] = (
     (UpstreamBroken, Answer(502, "upstream_error")),
 )
 _UNKNOWN = Answer(500, "internal_error")
+
+_LAST_OF_CONNECTION = (BodyTooLarge, RequestTimeout)
+"""Errors after which the rest of a request may be on its way still."""
 
 RawResponse = tuple[int, list[tuple[bytes, bytes]], bytes]
 """Status, header fields and body of a response."""
@@ -102,9 +110,20 @@ def error_response(error: BaseException, *, named: bool = False) -> RawResponse:
         headers += _retry_headers(error)
     if isinstance(error, MethodNotAllowed) and error.allow is not None:
         headers.append((b"allow", error.allow.encode()))
+    if isinstance(error, _LAST_OF_CONNECTION):
+        headers.append((b"connection", b"close"))
     if answer.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return answer.status, headers, body
+
+
+def write_response(response: RawResponse) -> bytes:
+    """Return a response as it goes over a connection that ends with it."""
+    status, headers, body = response
+    phrase = HTTPStatus(status).phrase.encode()
+    told = [(name, value) for name, value in headers if name != b"connection"]
+    fields = b"".join(b"%s: %s\r\n" % field for field in (*told, (b"connection", b"close")))
+    return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (status, phrase, fields, body)
 
 
 def _retry_headers(error: BaseException) -> list[tuple[bytes, bytes]]:

@@ -23,6 +23,8 @@ from router.gateway.access import Outcome, RequestHook, log_request
 from router.gateway.errors import error_response
 from router.gateway.rate_headers import rate_headers
 from router.gateway.requests import (
+    BodyBudget,
+    BodyShare,
     Receive,
     Scope,
     Send,
@@ -123,6 +125,7 @@ class OpenAiSurface:
         visits: Visits,
         catalog: ModelCatalog,
         stored: StoredResponses,
+        budget: BodyBudget,
         hook: RequestHook,
         clock: Clock,
         new_id: Callable[[], str],
@@ -134,6 +137,7 @@ class OpenAiSurface:
         self.visits = visits
         self.catalog = catalog
         self.stored = stored
+        self.budget = budget
         self.hook = hook
         self.clock = clock
         self.new_id = new_id
@@ -175,7 +179,8 @@ class Endpoint:
             outcome.tenant = tenant.name
             answer.visit = surface.visits.open(tenant, limited=self._is_limited)
             async with answer.visit as visit:
-                await self._answer(scope, receive, visit, answer)
+                with surface.budget.share() as share:
+                    await self._answer(scope, receive, visit, answer, share)
         except ClientGone:
             outcome.status = outcome.status or _CLIENT_CLOSED
             outcome.error = "client_gone"
@@ -190,7 +195,12 @@ class Endpoint:
             log_request(outcome, elapsed)
 
     async def _answer(
-        self, scope: Scope, receive: Receive, visit: Visit, answer: Answering
+        self,
+        scope: Scope,
+        receive: Receive,
+        visit: Visit,
+        answer: Answering,
+        share: BodyShare,
     ) -> None:
         """Read the request, then serve it for as long as its client stays."""
         limit = self._surface.rules.max_body_bytes
@@ -201,7 +211,7 @@ class Endpoint:
             call = Call(self._path, Verbatim(content_type=kind, upload=upload))
             receive = upload.receive
         else:
-            body = parse_body(await read_body(scope, receive, limit), self._kind)
+            body = parse_body(await read_body(scope, receive, limit, share), self._kind)
             call = Call(self._path)
         ask = self._form_ask(scope, body, visit.tenant, answer.outcome)
         await unless_gone(receive, self._serve(scope, ask, call, visit, answer))
@@ -320,7 +330,12 @@ class StoredEndpoint(Endpoint):
     _is_limited = False
 
     async def _answer(
-        self, scope: Scope, receive: Receive, visit: Visit, answer: Answering
+        self,
+        scope: Scope,
+        receive: Receive,
+        visit: Visit,
+        answer: Answering,
+        share: BodyShare,  # noqa: ARG002 - a stored response is asked for without a body
     ) -> None:
         response_id, _, order = scope["path"].removeprefix(_STORED_PREFIX).partition("/")
         if order not in {"", "cancel"}:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
-from router.domain.errors import BodyTooLarge, ClientGone
+from router.domain.errors import (
+    BodyTooLarge,
+    ClientGone,
+    Overloaded,
+    RequestTimeout,
+    RouterError,
+)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -35,11 +42,62 @@ def choose_request_id(offered: bytes | None, new_id: Callable[[], str]) -> str:
     return text if text.isascii() and text.isprintable() else new_id()
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Read a request's body whole.
+class BodyBudget:
+    """Bounds the bytes of all bodies that are held at once, `limit` in total.
+
+    One large body is bounded by itself; thousands of them, queued or half sent, are here.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.held = 0
+
+    def share(self) -> BodyShare:
+        """Return what one request holds of it, for the time of a `with` block."""
+        return BodyShare(self)
+
+    def take(self, count: int) -> None:
+        """Hold so many bytes more. Raises Overloaded over the limit, then without them."""
+        if self.held + count > self._limit:
+            raise Overloaded("the bodies of other requests fill the memory for them")
+        self.held += count
+
+    def give_back(self, count: int) -> None:
+        """Hold so many bytes less."""
+        self.held -= count
+
+
+class BodyShare:
+    """What one request holds of a budget; given back at the end of its block."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._held = 0
+
+    def take(self, count: int) -> None:
+        """Hold so many bytes more. Raises Overloaded."""
+        self._budget.take(count)
+        self._held += count
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._budget.give_back(self._held)
+        self._held = 0
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, share: BodyShare) -> bytes:
+    """Read a request's body whole; `share` holds its bytes.
 
     Raises BodyTooLarge as soon as more than `limit` bytes are announced or have come, without
-    reading on; ClientGone when the client leaves first.
+    reading on; ClientGone when the client leaves first, RequestTimeout when it is too slow,
+    Overloaded when there is no room for the body.
     """
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
@@ -49,14 +107,22 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone("the client left before its request was complete")
+            raise explain_end(message)
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
             raise too_large(limit)
+        share.take(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def explain_end(message: Message) -> RouterError:
+    """Return why a body ends early: its client left, or is too slow (`clients` says `late`)."""
+    if message.get("late", False):
+        return RequestTimeout("the body of the request did not come in time")
+    return ClientGone("the client left before its request was complete")
 
 
 def too_large(limit: int) -> BodyTooLarge:

@@ -11,8 +11,8 @@ import re
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from router.domain.errors import BadRequest, BodyTooLarge, ClientGone
-from router.gateway.requests import Message, Receive, Scope, header, too_large
+from router.domain.errors import BadRequest, BodyTooLarge, ClientGone, RequestTimeout
+from router.gateway.requests import Message, Receive, Scope, explain_end, header, too_large
 
 _MAX_PEEK: Final = 64 * 1024
 """How far the model is looked for; parts before it are short fields."""
@@ -49,7 +49,7 @@ class BodyStream:
         self._size = 0
         self._complete = False
         self._started = False
-        self._fault: BodyTooLarge | None = None
+        self._fault: BodyTooLarge | RequestTimeout | None = None
         self._turn = asyncio.Lock()
         self._released = asyncio.Event()
 
@@ -78,7 +78,7 @@ class BodyStream:
             raise BadRequest("model must be text", param="model") from error
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Iterate over the body. Raises ClientGone, and BodyTooLarge over the limit."""
+        """Iterate over the body. Raises ClientGone, RequestTimeout, BodyTooLarge over the limit."""
         self._started = True
         try:
             while self._peeked or not self._complete:
@@ -99,7 +99,7 @@ class BodyStream:
                     await self._read_ahead()
             except ClientGone:
                 return {"type": "http.disconnect"}
-            except BodyTooLarge as error:
+            except (BodyTooLarge, RequestTimeout) as error:
                 self._fault = error  # told to whoever sends the body
                 break
         if not self._complete:
@@ -114,7 +114,7 @@ class BodyStream:
     async def _next(self) -> bytes:
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone("the client left before its request was complete")
+            raise explain_end(message)
         piece = bytes(message.get("body", b""))
         self._size += len(piece)
         if self._size > self._limit:

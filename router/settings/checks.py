@@ -34,6 +34,7 @@ def check_settings(settings: Settings) -> Iterator[Complaint]:
     yield from check_homes(settings)
     yield from check_connector(settings)
     yield from check_ports(settings)
+    yield from check_bodies(settings)
     yield from check_pools(settings)
 
 
@@ -208,6 +209,14 @@ def check_ports(settings: Settings) -> Iterator[Complaint]:
     """Two listeners have two ports."""
     if settings.admin.port is not None and settings.admin.port == settings.server.port:
         yield ("admin", "port"), f"must be another port than server.port ({settings.server.port})"
+
+
+def check_bodies(settings: Settings) -> Iterator[Complaint]:
+    """The largest body fits into what is set aside for all of them."""
+    largest = settings.server.max_body_bytes
+    if settings.server.max_buffered_bytes < largest:
+        path = ("server", "max_buffered_bytes")
+        yield path, f"must be at least server.max_body_bytes ({largest})"
 
 
 def check_pools(settings: Settings) -> Iterator[Complaint]:

@@ -86,6 +86,23 @@ def _check_passed_path(path: str) -> str:
 PassedPath = Annotated[HttpPath, AfterValidator(_check_passed_path)]
 
 
+class ClientTimeoutSettings(Section):
+    """How long clients may take. Time runs only while it is the client's turn."""
+
+    head_seconds: PositiveDuration = 20
+    """For the whole head of a request, from its first byte (from the connection for the first
+    one); then 408. Apache's `RequestReadTimeout` gives 20 s."""
+    body_seconds: PositiveDuration = 30
+    """For a body's next byte, and for all of it this and a second for each 500 bytes (Apache's
+    rate); then 408. Half of nginx's `client_body_timeout`: prompts come at once."""
+    idle_seconds: PositiveDuration = 75
+    """For a next request on a kept connection. nginx's `keepalive_timeout`, so that a pool before
+    us closes first."""
+    stall_seconds: PositiveDuration = 60
+    """For taking what was written: a reader that takes nothing for so long is cut, and its decode
+    leg with it. nginx's `send_timeout`."""
+
+
 class ServerSettings(Section):
     """The gateway's listener."""
 
@@ -97,6 +114,19 @@ class ServerSettings(Section):
     max_body_bytes: PositiveCount = 16 * 1024 * 1024
     """Largest request body; more is 413. 16 MiB is a prompt of about four million tokens of text
     (4 bytes a token), well over the longest context served today."""
+    max_buffered_bytes: PositiveCount = 512 * 1024 * 1024
+    """Bytes of all request bodies that are held at once; more is 503. A full queue
+    (`admission.queue_size`) of prompts of 512 KiB, more than 100,000 tokens each."""
+    max_connections: PositiveCount = 4096
+    """Most client connections of a process; those beyond get 503, save for `/health`, `/ready`,
+    `/metrics` and `/admin`. Sixteen decode instances at their 256 streams. Each stream also takes
+    a connection to its engine: the process needs twice as many open files."""
+    max_head_bytes: Annotated[PositiveCount, Field(ge=1024)] = 64 * 1024
+    """Largest head of a request; more is 431. uvicorn's own bound; nginx allows 32 KiB."""
+    max_head_fields: Annotated[PositiveCount, Field(ge=16)] = 100
+    """Most header fields of a request; more is 431 (Apache's `LimitRequestFields`)."""
+    timeouts: ClientTimeoutSettings = ClientTimeoutSettings()
+    """How long clients may take."""
     expose_routing_headers: bool = True
     """Whether answers carry `x-prfaas-*`; `x-request-id` stays in any case."""
     passthrough_paths: tuple[PassedPath, ...] = ()

@@ -30,6 +30,8 @@ from prometheus_client.samples import Sample
 from kvmeta.types import GroupKind
 from router.compose.gateway import Gateway, build_gateway
 from router.domain.topology import Role
+from router.gateway.client_limits import ClientLimits
+from router.gateway.clients import ClientEdge, EdgeConfig
 from router.gateway.dispatch import Application
 from router.settings import load
 from router.sim.engines.asgi import Listener
@@ -95,6 +97,7 @@ class System:
     admin_url: str
     engines: Mapping[str, LiveEngine] = field(default_factory=dict)
     clusters: Mapping[str, RunningCluster] = field(default_factory=dict)
+    edge: ClientEdge = field(default_factory=lambda: ClientEdge(ClientLimits()))
 
     def engine(self, name: str) -> LiveEngine:
         """A scripted engine."""
@@ -245,19 +248,28 @@ async def serve_gateway(
     gateway = build_gateway(load(path, {}))
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(gateway.running())
-        url = admin_url = await stack.enter_async_context(serve_application(gateway.application))
+        edge = ClientEdge(gateway.limits)
+        url = admin_url = await stack.enter_async_context(
+            serve_application(gateway.application, edge)
+        )
         if gateway.admin is not None:
-            admin_url = await stack.enter_async_context(serve_application(gateway.admin))
+            admin_url = await stack.enter_async_context(
+                serve_application(gateway.admin, ClientEdge(gateway.limits))
+            )
         client = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, timeout=10, trust_env=False, verify=False)
         )
-        yield System(gateway, url, client, admin_url, engines or {}, clusters or {})
+        yield System(gateway, url, client, admin_url, engines or {}, clusters or {}, edge)
 
 
 @asynccontextmanager
-async def serve_application(application: Application) -> AsyncIterator[str]:
-    """Serve an application with uvicorn's protocol on a free port; it ends without a pause."""
-    listener = Listener(application)
+async def serve_application(
+    application: Application, edge: ClientEdge | None = None
+) -> AsyncIterator[str]:
+    """Serve an application as `prfaas serve` does, on a free port; it ends without a pause."""
+    edge = edge or ClientEdge(ClientLimits())
+    config = EdgeConfig(application, edge=edge, ws="none", lifespan="off", log_config=None)
+    listener = Listener(application, config)
     await listener.open("127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{listener.port}"

@@ -275,6 +275,11 @@ BROKEN = {
         "admin: {port: 8000}\nscheduler:\n",
         "24:15: admin.port: must be another port than server.port (8000)",
     ),
+    "less room for all bodies than for one": (
+        "scheduler:",
+        "server: {max_buffered_bytes: 1000}\nscheduler:",
+        "24:30: server.max_buffered_bytes: must be at least server.max_body_bytes (16777216)",
+    ),
     "tokenizer of no kind": (
         "aliases: [small]",
         "tokenizer: {kind: fast}",

@@ -11,7 +11,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -123,19 +123,14 @@ class Exchange:
 
 
 class Listener:
-    """One HTTP port. `close` ends it and every connection on it, at once."""
+    """One HTTP port. `close` ends it and every connection on it, at once.
 
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self._state = ServerState()
-        self._state.default_headers = [(b"server", b"uvicorn")]
-        self._server: asyncio.Server | None = None
-        self.port = 0
+    `config` says how connections are served, where not as the stand-ins do.
+    """
 
-    async def open(self, host: str, port: int) -> None:
-        """Listen on `port`, or a free one for 0. Raises OSError if it is taken."""
-        config = Config(
-            self._app,
+    def __init__(self, app: App, config: Config | None = None) -> None:
+        self._config = config or Config(
+            app,
             http="httptools",
             ws="none",
             lifespan="off",
@@ -143,12 +138,21 @@ class Listener:
             log_config=None,
             timeout_keep_alive=75,
         )
+        self._state = ServerState()
+        self._state.default_headers = [(b"server", b"uvicorn")]
+        self._server: asyncio.Server | None = None
+        self.port = 0
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen on `port`, or a free one for 0. Raises OSError if it is taken."""
+        config = self._config
         config.load()
         bound = socket.create_server((host, port), backlog=2048)
         # asyncio does this only for sockets that it made itself; accepted ones inherit it.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = bound.getsockname()[1]
-        make = partial(HttpToolsProtocol, config=config, server_state=self._state, app_state={})
+        protocol = cast("type[HttpToolsProtocol]", config.http_protocol_class)
+        make = partial(protocol, config=config, server_state=self._state, app_state={})
         self._server = await asyncio.get_running_loop().create_server(make, sock=bound)
 
     async def close(self) -> None:

@@ -1,0 +1,457 @@
+"""HTTP/1.1 from clients: uvicorn's protocol on the C parser, within the bounds of `client_limits`.
+
+What uvicorn leaves open is closed here: a head or body that never comes, a reader that takes
+nothing, heads without end, trailers among the fields of a request, pipelines that outrun their
+answers, an `Upgrade` that costs the request its body, a fault behind a request that is being
+answered. One timer looks at all connections; a request in order costs nothing for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections.abc import Callable, Iterable
+from typing import Any, Final, cast
+
+import httptools
+import uvicorn
+from uvicorn._types import ASGI3Application, ASGIReceiveEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from router.domain.errors import (
+    BadRequest,
+    HeadTooLarge,
+    Overloaded,
+    RequestTimeout,
+    RouterError,
+)
+from router.domain.units import Seconds
+from router.gateway.client_limits import (
+    FRAMING_SHARE,
+    LINGER_BYTES,
+    SURPLUS_CONNECTIONS,
+    ClientLimits,
+    ConnectionView,
+    Overdue,
+    Reading,
+    judge,
+)
+from router.gateway.errors import error_response, write_response
+from router.gateway.requests import Receive, Scope, Send
+
+_ALWAYS_ANSWERED: Final = ("/health", "/ready", "/metrics", "/admin/")
+"""Answered on connections over the limit too: a busy gateway must not look dead."""
+
+_MOST_PIPELINED: Final = 16
+"""Requests that may wait on one connection behind the one that is answered."""
+
+_UPGRADE_FIELDS: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
+
+_LATE = cast("ASGIReceiveEvent", {"type": "http.disconnect", "late": True})
+
+
+class _Refused(Exception):
+    """A request that is refused while it is parsed."""
+
+    def __init__(self, error: RouterError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class ClientEdge:
+    """All connections of one server, and the timer that looks at them while there are any."""
+
+    def __init__(self, limits: ClientLimits) -> None:
+        self.limits = limits
+        self.connections: set[ClientConnection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def enter(self, connection: ClientConnection) -> int:
+        """Count a connection in; return how many there are over the limit."""
+        self.connections.add(connection)
+        if self._timer is None:
+            self._timer = connection.loop.call_later(self.limits.tick, self._look, connection.loop)
+        return max(0, len(self.connections) - self.limits.max_connections)
+
+    def leave(self, connection: ClientConnection) -> None:
+        """Count a connection out."""
+        self.connections.discard(connection)
+        if not self.connections and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(self.limits.tick, self._look, loop)
+        now = loop.time()
+        for connection in list(self.connections):
+            connection.look(now)
+
+
+class EdgeConfig(uvicorn.Config):
+    """A server's configuration with the edge that its connections share."""
+
+    def __init__(self, app: Any, *, edge: ClientEdge, **options: Any) -> None:  # noqa: ANN401 - uvicorn's own types
+        super().__init__(app, http=ClientConnection, **options)
+        self.edge = edge
+
+
+class _Voice:
+    """A connection's transport as its answers see it: closing is the connection's to do."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
+
+
+class _Cycle(RequestResponseCycle):
+    """One request and its answer. `expired` tells whoever reads the body that it is late."""
+
+    expired = False
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """Return the next message; one of a late body says so, and can still be answered."""
+        message = _LATE if self.expired else await super().receive()
+        return _LATE if self.expired and not self.disconnected else message
+
+
+class ClientConnection(HttpToolsProtocol):
+    """One client's connection.
+
+    `cycle` (uvicorn's) is the request that was parsed last, `_running` the one that is answered.
+    """
+
+    config: EdgeConfig
+    cycle: _Cycle
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._edge = config.edge
+        self._limits = config.edge.limits
+        self._reading = Reading.NOTHING
+        self._since = self._heard = self.loop.time()
+        self._running: RequestResponseCycle | None = None
+        self._surplus = False
+        self._begun = self._upgrading = False
+        self._head_bytes = self._body_bytes = self._framing = self._rest = 0
+        self._unsent = 0
+        self._stalled_since: Seconds | None = None
+
+    # -- its life
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection, unless there are too many."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        self._voice = _Voice(self.transport, self._close_gently)
+        over = self._edge.enter(self)
+        self._surplus = over > 0
+        if over > SURPLUS_CONNECTIONS:
+            self.transport.write(write_response(error_response(_too_many())))
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the request that is being answered, and forget those behind it."""
+        self._edge.leave(self)
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
+
+    def look(self, now: Seconds) -> None:
+        """Act on what is overdue."""
+        self._watch_writing(now)
+        if self._reading is Reading.BODY and self.flow.read_paused:
+            self._since = self._heard = now  # it is we who do not read
+        view = ConnectionView(
+            reading=self._reading,
+            since=self._since,
+            heard=self._heard,
+            body_bytes=self._body_bytes,
+            busy=self._running is not None,
+            fresh=self.cycle is None,
+            stalled_since=self._stalled_since,
+        )
+        match judge(view, self._limits, now):
+            case None:
+                pass
+            case Overdue.BODY:
+                self._expire_body()
+            case Overdue.HEAD if self._begun:
+                self._fail(RequestTimeout(Overdue.HEAD.value))
+            case Overdue.READER | Overdue.REST:
+                self.transport.abort()
+            case Overdue.HEAD | Overdue.REQUEST:
+                self.transport.close()
+
+    def _watch_writing(self, now: Seconds) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent == 0:
+            self._stalled_since = None
+        elif self._stalled_since is None or unsent != self._unsent:
+            self._stalled_since = now
+        self._unsent = unsent
+
+    def _expire_body(self) -> None:
+        cycle = self.cycle
+        if cycle is not self._running or cycle.response_started:
+            self._fail(RequestTimeout(Overdue.BODY.value))
+            return
+        cycle.expired = True
+        cycle.keep_alive = False
+        cycle.message_event.set()
+        self._turn_to(Reading.REST)
+
+    # -- bytes in
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, or drop it where nobody wants it."""
+        self._heard = self.loop.time()
+        if self._reading is Reading.REST:
+            self._drop(len(data))
+            return
+        if self._reading is Reading.NOTHING:
+            self._turn_to(Reading.HEAD)
+            self._begun = False
+        reading, cycle = self._reading, self.cycle
+        try:
+            self._parse(data)
+            if self._reading is reading and self.cycle is cycle:
+                self._bound(len(data))
+        except _Refused as refusal:
+            self._fail(refusal.error)
+        except httptools.HttpParserError as error:
+            self._fail(_explain(error))
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stopped:
+                data = self._ignore_upgrade() + data[stopped.args[0] :]
+            else:
+                return
+
+    def _ignore_upgrade(self) -> bytes:
+        """Return the head without its wish for another protocol, for a parser that begins anew.
+
+        The parser stops at any `Upgrade`, before the body. A server may ignore the wish and serve
+        the request as it is (RFC 9110 7.8).
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise _Refused(BadRequest("CONNECT is for proxies"))
+        self.parser = httptools.HttpRequestParser(self)
+        kept = [
+            b"%s: %s" % (name, value) for name, value in self.headers if name not in _UPGRADE_FIELDS
+        ]
+        return b"\r\n".join([b"%s %s HTTP/1.1" % (method, self.url), *kept, b"", b""])
+
+    def _bound(self, count: int) -> None:
+        """Refuse what grows without becoming a request."""
+        if self._reading is Reading.HEAD:  # less what the first read had of it
+            self._head_bytes += count
+            if self._head_bytes > self._limits.max_head_bytes:
+                raise _Refused(_large_head(self._limits))
+        elif self._reading is Reading.BODY:
+            self._framing += count
+            allowed = self._limits.max_head_bytes + (FRAMING_SHARE + 1) * self._body_bytes
+            if self._framing > allowed or len(self.headers) > self._limits.max_head_fields:
+                raise _Refused(_malformed("there is more framing than body"))
+
+    def _turn_to(self, reading: Reading) -> None:
+        self._reading = reading
+        self._since = self._heard
+
+    # -- what the parser finds
+
+    def on_message_begin(self) -> None:
+        """Begin a head."""
+        super().on_message_begin()
+        self._turn_to(Reading.HEAD)
+        self._begun = True
+        self._upgrading = False
+        self._head_bytes = self._body_bytes = self._framing = self._rest = 0
+
+    def on_headers_complete(self) -> None:
+        """Check the head, and begin or queue its request."""
+        self._upgrading = self.parser.should_upgrade()
+        if self._upgrading:
+            return
+        _check_head(self.url, self.headers, self.parser.get_http_version(), self._limits)
+        self._turn_to(Reading.BODY)
+        self._fill_scope()
+        self.headers = []  # what comes now are trailers: none of the request's fields
+        self.cycle = self._form_cycle()
+        app = self.app
+        if self._surplus and not self.scope["path"].startswith(_ALWAYS_ANSWERED):
+            app = cast("ASGI3Application", _refuse_surplus)
+        if self._running is None:
+            self._start_asgi_task(self.cycle, app)
+            return
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            raise _Refused(BadRequest("too many requests wait on this connection"))
+        self.pipeline.appendleft((self.cycle, app))
+
+    def _fill_scope(self) -> None:
+        parsed = httptools.parse_url(self.url)
+        raw_path = parsed.path or b""
+        path = raw_path.decode("ascii")
+        self.scope["method"] = self.parser.get_method().decode("ascii")
+        self.scope["http_version"] = self.parser.get_http_version()
+        self.scope["path"] = urllib.parse.unquote(path) if "%" in path else path
+        self.scope["raw_path"] = raw_path
+        self.scope["query_string"] = parsed.query or b""
+
+    def _form_cycle(self) -> _Cycle:
+        # Whether the body of a request that expects 100-continue comes is open once it is
+        # refused, so nothing can follow it on its connection.
+        keep = not self._surplus and not self.expect_100_continue
+        return _Cycle(
+            scope=self.scope,
+            transport=cast("asyncio.Transport", self._voice),
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=keep
+            and self.scope["http_version"] == "1.1"
+            and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body; drop what comes after its answer, within bounds."""
+        self._body_bytes += len(body)
+        if self.cycle.response_complete:
+            self._rest += len(body)
+            if self._rest > LINGER_BYTES:
+                self._close_gently()
+            return
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request's body."""
+        if self._upgrading:
+            return
+        super().on_message_complete()
+        if self._reading is not Reading.REST:
+            self._turn_to(Reading.NOTHING)
+
+    # -- answers out
+
+    def on_response_complete(self) -> None:
+        """Answer the next request, or wait for one."""
+        self.server_state.total_requests += 1
+        self._running = None
+        if self.transport.is_closing() or self._reading is Reading.REST:
+            return
+        if self._reading is Reading.NOTHING:
+            self._since = self.loop.time()
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+
+    def _close_gently(self) -> None:
+        """Close after what was written; read on a little where the client still sends.
+
+        Closed at once, the connection would be reset, and the answer lost with it.
+        """
+        self._running = None
+        if self._reading is Reading.NOTHING or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._turn_to(Reading.REST)
+        self._since = self.loop.time()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _drop(self, count: int) -> None:
+        self._rest += count
+        if self._rest > LINGER_BYTES and self._running is None:
+            self.transport.abort()
+
+    def _fail(self, error: RouterError) -> None:
+        """End the connection for a fault in what was read, but not a good answer before it."""
+        running = self._running
+        in_body = self._reading is Reading.BODY
+        self.pipeline.clear()
+        self._turn_to(Reading.REST)
+        if running is not None and not (in_body and running is self.cycle):
+            running.keep_alive = False  # its request is whole: the fault is behind it
+            return
+        if running is not None:
+            running.disconnected = True
+            running.message_event.set()
+            if running.response_started:
+                self.transport.abort()
+                return
+        if running is not None or not in_body:  # else it was answered before its body broke
+            self.transport.write(write_response(error_response(error)))
+        self._close_gently()
+
+
+def _explain(error: httptools.HttpParserError) -> RouterError:
+    """Return what is wrong: our own refusal where a callback raised it, else the parser's words."""
+    cause = error.__context__
+    if isinstance(cause, _Refused):
+        return cause.error
+    ours = isinstance(error, httptools.HttpParserCallbackError)
+    return _malformed("it is malformed" if ours else str(error))
+
+
+def _check_head(
+    url: bytes, fields: Iterable[tuple[bytes, bytes]], version: str, limits: ClientLimits
+) -> None:
+    """Raise for a head that is too large, or whose meaning two readers could differ about."""
+    size, hosts, count = len(url), 0, 0
+    for name, value in fields:
+        size += len(name) + len(value) + 4
+        count += 1
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding" and (value.lower() != b"chunked" or version != "1.1"):
+            raise _Refused(_malformed("its transfer coding is not served"))
+    if size > limits.max_head_bytes or count > limits.max_head_fields:
+        raise _Refused(_large_head(limits))
+    if version not in {"1.0", "1.1"}:
+        raise _Refused(_malformed("its version is not served"))
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        raise _Refused(_malformed("it must have one Host"))
+
+
+def _malformed(why: str) -> BadRequest:
+    return BadRequest(f"this is no HTTP request: {why}", code="invalid_http")
+
+
+def _large_head(limits: ClientLimits) -> HeadTooLarge:
+    return HeadTooLarge(
+        f"the head is over {limits.max_head_bytes} bytes or {limits.max_head_fields} fields",
+        code="head_too_large",
+    )
+
+
+def _too_many() -> Overloaded:
+    return Overloaded("too many connections")
+
+
+async def _refuse_surplus(_scope: Scope, _receive: Receive, send: Send) -> None:
+    status, headers, body = error_response(_too_many())
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
