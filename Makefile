@@ -5,8 +5,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
+PEER   := build/bench/vllm-router
 
-.PHONY: help demo test redis long lint types check lock clean
+.PHONY: help demo test redis long bench lint types check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -29,6 +30,9 @@ redis:
 long: $(VENV)/.dev redis ## the minutes-long part: trace replays, soaks of the store
 	$(BIN)/python -m pytest -m long --timeout 1500 $(ARGS)
 
+bench: $(VENV)/.runtime $(PEER)/.installed ## this gateway beside vllm-router, into docs/benchmarks
+	@$(BIN)/python -m bench.gateway $(ARGS)
+
 check: lint types
 
 lint: $(VENV)/.dev ## ruff and the import contracts
@@ -43,6 +47,7 @@ lock: ## re-resolve requirements/*.txt (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --upgrade pyproject.toml -o requirements/runtime.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --upgrade requirements/build.in -o requirements/build.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --upgrade requirements/dev.in -o requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --upgrade requirements/bench.in -o requirements/bench.txt
 
 $(VENV)/.python:
 	@$(PYTHON) -m venv $(VENV)
@@ -61,5 +66,12 @@ $(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
 	@$(PIP) -r requirements/dev.txt
 	@touch $@
 
+# In an environment of its own: what it asks for must not meet what we do.
+$(PEER)/.installed: requirements/bench.txt
+	@echo "installing vllm-router into $(PEER) (once for each lock)"
+	@$(PYTHON) -m venv --clear $(PEER)
+	@$(PEER)/bin/python -m pip --disable-pip-version-check install --quiet --require-hashes -r requirements/bench.txt
+	@touch $@
+
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build/bench .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

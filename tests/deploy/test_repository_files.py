@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-LOCKS = ("runtime.txt", "build.txt", "dev.txt")
+LOCKS = ("runtime.txt", "build.txt", "dev.txt", "bench.txt")
 
 # Split, so that this file does not name what it forbids.
 REGISTRY_HOSTS = tuple(
