@@ -60,6 +60,7 @@ from router.service.counting import EngineCounter, PromptCounter
 from router.service.decisions import DecisionLog
 from router.service.fleet import Fleet, FleetRules
 from router.service.foresight import Foresight
+from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
 from router.service.membership import Membership
 from router.service.models import ModelCatalog
@@ -72,7 +73,7 @@ from router.service.relay import Relay
 from router.service.relay_ports import RelaySettings
 from router.service.routing import Routed, Routing, RoutingRules
 from router.service.silence import SilenceWatch
-from router.service.snapshots import OperatingLengths, PolicyRules, SnapshotBuilder
+from router.service.snapshots import PolicyRules, SnapshotBuilder
 from router.service.state import StateReport
 from router.service.stored_responses import StoredResponses
 from router.service.tenants import TenantBook

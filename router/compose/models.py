@@ -8,6 +8,7 @@ from pathlib import Path
 from kvmeta.types import CacheLayout
 from router.adapters.tokenizers import HfTokenizer, TokenizerLoadError
 from router.control.limits import TenantLimits
+from router.domain.decision import GateLimits
 from router.domain.topology import ClusterKind, Instance
 from router.domain.units import from_gbps
 from router.gateway.admin import AdminKey, AdminRole
@@ -17,6 +18,7 @@ from router.settings import Loaded, ProfileFile, Settings, build_layout, digest_
 from router.settings.serving import (
     EngineTokenizerSettings,
     EstimateTokenizerSettings,
+    GateSettings,
     HfTokenizerSettings,
     ModelSettings,
 )
@@ -59,7 +61,6 @@ def build_catalog(loaded: Loaded) -> ModelCatalog:
 def build_model(model: ModelSettings, loaded: Loaded) -> ServedModel:
     """Return one model with its profiles."""
     kind, bytes_per_token = _tokenizer_kind(model)
-    gate = model.gate.max_kv_gbps
     files = {each: loaded.profile_of_kind(model.name, each) for each in ClusterKind}
     return ServedModel(
         name=model.name,
@@ -70,8 +71,17 @@ def build_model(model: ModelSettings, loaded: Loaded) -> ServedModel:
         tokenizer=kind,
         bytes_per_token=bytes_per_token,
         profiles={each: build_profile(file) for each, file in files.items() if file is not None},
-        kv_rate_limit=None if gate is None else from_gbps(gate),
+        gate_limits=build_gate_limits(model.gate),
         decode_slots=model.decode.max_concurrency,
+    )
+
+
+def build_gate_limits(gate: GateSettings) -> GateLimits:
+    """Return what is wanted of a model and its traffic before prefills leave home."""
+    return GateLimits(
+        kv_rate=None if gate.max_kv_gbps is None else from_gbps(gate.max_kv_gbps),
+        long_share=gate.min_long_share,
+        long_tokens=gate.min_long_tokens,
     )
 
 

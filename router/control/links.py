@@ -175,4 +175,5 @@ def view_link(state: LinkState, now: Seconds, budget: Seconds) -> LinkView:
         telemetry_required=state.link.telemetry_required,
         telemetry_age=None if report is None else now - report.observed_at,
         telemetry_max_age=state.link.telemetry_max_age,
+        capacity=state.nominal,
     )

@@ -127,7 +127,7 @@ class LinkView(Struct, frozen=True):
     """A link at the moment of the decision.
 
     `utilization` is None without a measurement. `free` is how many more bytes may be booked, None
-    where nothing bounds them.
+    where nothing bounds them. `capacity` is what it is built for, however little it carries now.
     """
 
     name: str
@@ -138,6 +138,7 @@ class LinkView(Struct, frozen=True):
     telemetry_required: bool = False
     telemetry_age: Seconds | None = None
     telemetry_max_age: Seconds = 10.0
+    capacity: BytesPerSecond | None = None
 
 
 class ThresholdView(Struct, frozen=True):
@@ -147,16 +148,48 @@ class ThresholdView(Struct, frozen=True):
     tokens: Tokens
 
 
+class GateLimits(Struct, frozen=True):
+    """What an operator wants of a model and its traffic before prefills leave home; None: nothing.
+
+    `kv_rate` is the greatest Phi_kv of one instance. `long_share` and `long_tokens` are the least
+    share of requests over the threshold and their least mean length; `gain` is the least factor by
+    which offloading must raise Lambda_max over keeping everything local.
+    """
+
+    kv_rate: BytesPerSecond | None = None
+    long_share: float | None = None
+    long_tokens: float | None = None
+    gain: float | None = None
+
+    @property
+    def ask_workload(self) -> bool:
+        """Whether anything is wanted of the traffic."""
+        return not (self.long_share is None and self.long_tokens is None and self.gain is None)
+
+
+class WorkloadView(Struct, frozen=True):
+    """Traffic against a threshold: the share over it, their mean uncached tokens, the gain.
+
+    `long_tokens` is None where no request is over it, `gain` where nobody computed it.
+    """
+
+    long_share: float
+    long_tokens: float | None
+    gain: float | None = None
+
+
 class GateView(Struct, frozen=True):
     """What the admission gates look at (DESIGN 5).
 
     `kv_rate` is Phi_kv = S_kv / T_prefill at the operating length, None for an unprofiled model.
-    `workload` is the verdict of the planner's workload gate, None where nobody asked it.
+    `link_rate` is what the link is built for, None where that does not matter. `workload` is the
+    traffic of late, None where nothing is wanted of it or too little was seen.
     """
 
     kv_rate: BytesPerSecond | None = None
-    kv_rate_limit: BytesPerSecond | None = None
-    workload: bool | None = None
+    limits: GateLimits = GateLimits()
+    link_rate: BytesPerSecond | None = None
+    workload: WorkloadView | None = None
 
 
 class PairView(Struct, frozen=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvmeta.types import CacheLayout
-from router.domain.decision import KvSizing
+from router.domain.decision import GateLimits, KvSizing
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind
 from router.domain.units import BytesPerSecond, Seconds, Tokens
@@ -38,7 +38,7 @@ class ServedModel:
     tokenizer: TokenizerKind = TokenizerKind.ENGINE
     bytes_per_token: float = 4.0
     profiles: Mapping[ClusterKind, Profile] = field(default_factory=dict)
-    kv_rate_limit: BytesPerSecond | None = None
+    gate_limits: GateLimits = GateLimits()
     decode_slots: int | None = None
 
     def prefill_seconds(self, kind: ClusterKind, uncached: Tokens) -> Seconds:

@@ -28,9 +28,10 @@ from router.ports import Clock
 from router.service.bodies import BodyKind, ClientBody
 from router.service.counting import Counted, PromptCounter, estimate_tokens
 from router.service.decisions import DecisionLog, DecisionRecord
+from router.service.lengths import OperatingLengths
 from router.service.models import NamedModel
 from router.service.pools import PoolBook, raise_beliefs
-from router.service.snapshots import Beliefs, OperatingLengths, SnapshotBuilder, WhatIf
+from router.service.snapshots import Beliefs, SnapshotBuilder, WhatIf
 from router.service.tenants import Tenant
 from router.service.visits import Visit
 
@@ -382,10 +383,10 @@ class Routing:
         return Lane(ask.named.model.name, ask.home, excluded)
 
     def _remember(self, request_id: str, snapshot: Snapshot, decision: Decision) -> DecisionRecord:
-        remote = decision.route is Route.PRFAAS
-        self._lengths.note(
+        self._lengths.of(snapshot.request.model).note(
+            uncached=decision.uncached_tokens,
             computed=decision.compute_uncached_tokens,
-            offloaded=decision.uncached_tokens if remote else None,
+            offloaded=decision.route is Route.PRFAAS,
         )
         record = DecisionRecord(request_id, self._clock.now(), snapshot, decision)
         self._log.add(record)

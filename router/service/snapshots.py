@@ -24,6 +24,7 @@ from router.domain.decision import (
 from router.domain.topology import Cluster, ClusterKind
 from router.domain.units import Tokens
 from router.service.fleet import Fleet, Member
+from router.service.lengths import ModelLengths, OperatingLengths
 from router.service.links import LinkBoard
 from router.service.models import ServedModel
 from router.service.operator import Operator
@@ -47,30 +48,6 @@ class WhatIf:
 
     threshold: Tokens | None = None
     regime: Regime | None = None
-
-
-class OperatingLengths:
-    """Decayed means of the lengths that the fleet sees, in tokens.
-
-    `offloaded` is the mean uncached length of offloaded prompts: the model gate's operating point.
-    `computed` is the mean length that instances compute, for queues that others filled. A weight of
-    1 % a request forgets in some hundreds of requests, quicker than a day's traffic turns.
-    """
-
-    _WEIGHT = 0.01
-
-    def __init__(self) -> None:
-        self.offloaded: float | None = None
-        self.computed: float | None = None
-
-    def note(self, *, computed: Tokens, offloaded: Tokens | None) -> None:
-        """Take one decision into the means."""
-        self.computed = self._mix(self.computed, computed)
-        if offloaded is not None:
-            self.offloaded = self._mix(self.offloaded, offloaded)
-
-    def _mix(self, mean: float | None, value: Tokens) -> float:
-        return float(value) if mean is None else mean + self._WEIGHT * (value - mean)
 
 
 class SnapshotBuilder:
@@ -154,7 +131,8 @@ class SnapshotBuilder:
     def _view_cluster(
         self, cluster: Cluster, model: ServedModel, total: Tokens, beliefs: Beliefs
     ) -> ClusterView:
-        mean = model.prefill_seconds(cluster.kind, round(self._lengths.computed or 0))
+        computed = self._lengths.of(model.name).computed or 0
+        mean = model.prefill_seconds(cluster.kind, round(computed))
         return ClusterView(
             cluster.name,
             cluster.kind,
@@ -203,18 +181,35 @@ class SnapshotBuilder:
         link = self._links.between(prfaas.name, pd.name)
         if link is None:
             return None
-        threshold = self._operator.threshold(model.name, prfaas.name, pd.name)
-        length = self._lengths.offloaded or request.total_tokens
+        threshold = _supposed(self._operator.threshold(model.name, prfaas.name, pd.name), what_if)
+        lengths = self._lengths.of(model.name)
         return PairView(
             prfaas=prfaas.name,
             pd=pd.name,
             link=_in_regime(link, what_if.regime),
-            threshold=_supposed(threshold, what_if),
-            gates=GateView(kv_rate=model.kv_rate(length), kv_rate_limit=model.kv_rate_limit),
+            threshold=threshold,
+            gates=_view_gates(model, lengths, link, threshold, request),
             ships_to_pd=self._rules.ships_prefix,
             ships_to_prfaas=self._rules.ships_prefix,
             back_link=self._links.between(pd.name, prfaas.name),
         )
+
+
+def _view_gates(
+    model: ServedModel,
+    lengths: ModelLengths,
+    link: LinkView,
+    threshold: ThresholdView,
+    request: RequestView,
+) -> GateView:
+    """Return what the gates look at; before anything was offloaded, at this request's length."""
+    asked = model.gate_limits.ask_workload
+    return GateView(
+        kv_rate=model.kv_rate(lengths.offloaded or request.total_tokens),
+        limits=model.gate_limits,
+        link_rate=link.capacity,
+        workload=lengths.against(threshold.tokens) if asked else None,
+    )
 
 
 def _believe(member: Member, beliefs: Beliefs) -> tuple[CacheBelief, int | None]:

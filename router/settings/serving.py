@@ -13,6 +13,7 @@ from router.settings.fields import (
     PositiveCount,
     PositiveNumber,
     PositiveTokens,
+    Ratio,
     Section,
     Text,
     incoherent,
@@ -105,11 +106,16 @@ class LoraSettings(Section):
 
 
 class GateSettings(Section):
-    """When a model's KV is too large to leave its cluster."""
+    """When prefills of a model stay at home whatever their length."""
 
     max_kv_gbps: PositiveNumber | None = None
     """Limit of Phi_kv = S_kv / T_prefill at the operating length, in Gbit/s for one PrfaaS
-    instance; left out, no limit."""
+    instance; left out, no limit. A link that one instance would fill by itself is one always."""
+    min_long_share: Ratio | None = None
+    """Least share of prompts over the threshold, among the last thousand or so; below it a remote
+    pool would idle. Left out, not asked; nor is it of the first hundred prompts."""
+    min_long_tokens: PositiveTokens | None = None
+    """Least mean uncached length of those prompts, in tokens; left out, not asked."""
 
 
 class DecodeSettings(Section):

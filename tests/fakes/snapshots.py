@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from kvmeta.types import CacheBelief, SourceState
 from router.domain.decision import (
     ClusterView,
+    GateLimits,
     GateView,
     InstanceView,
     KvSizing,
@@ -63,7 +64,7 @@ def a_pair(**changes: object) -> PairView:
         pd=HOME,
         link=a_link(),
         threshold=ThresholdView(ThresholdMode.MANUAL, 19_400),
-        gates=GateView(kv_rate=from_gbps(3.2), kv_rate_limit=from_gbps(15)),
+        gates=GateView(kv_rate=from_gbps(3.2), limits=GateLimits(from_gbps(15))),
     )
     return replace(view, **changes)  # type: ignore[arg-type]
 

@@ -10,6 +10,7 @@ from kvmeta.types import CacheBelief, SourceState
 from router.domain.decision import (
     ClusterView,
     Decision,
+    GateLimits,
     GateView,
     InstanceView,
     KvSizing,
@@ -26,6 +27,7 @@ from router.domain.decision import (
     ThresholdView,
     TokenSource,
     UnknownMetadata,
+    WorkloadView,
 )
 from router.domain.topology import ClusterKind, Role
 from router.domain.units import Bytes, BytesPerSecond
@@ -81,6 +83,17 @@ def links(name: str) -> st.SearchStrategy[LinkView]:
 thresholds = st.builds(ThresholdView, st.sampled_from(ThresholdMode), st.integers(0, 200_000))
 
 
+shares = st.one_of(st.none(), st.floats(0, 1))
+lengths = st.one_of(st.none(), st.floats(1, 200_000))
+gates = st.builds(
+    GateView,
+    kv_rate=rates,
+    limits=st.builds(GateLimits, rates, shares, lengths),
+    link_rate=rates,
+    workload=st.one_of(st.none(), st.builds(WorkloadView, st.floats(0, 1), lengths)),
+)
+
+
 def pairs() -> st.SearchStrategy[PairView]:
     return st.builds(
         PairView,
@@ -88,7 +101,7 @@ def pairs() -> st.SearchStrategy[PairView]:
         pd=st.sampled_from(["e1", "e2"]),
         link=links("there"),
         threshold=thresholds,
-        gates=st.builds(GateView, rates, rates, st.one_of(st.none(), st.booleans())),
+        gates=gates,
         ships_to_pd=st.booleans(),
         ships_to_prfaas=st.booleans(),
         back_link=st.one_of(st.none(), links("back")),

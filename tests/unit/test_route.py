@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from router.domain.decision import (
     ClusterView,
     Decision,
+    GateLimits,
     GateView,
     KvSizing,
     NoRoute,
@@ -19,6 +20,7 @@ from router.domain.decision import (
     ThresholdMode,
     ThresholdView,
     UnknownMetadata,
+    WorkloadView,
 )
 from router.domain.topology import ClusterKind, Role
 from router.domain.units import Bytes, from_gbps
@@ -72,12 +74,16 @@ BLOCKED = [
     (Reason.LINK_DOWN, {"link": a_link(up=False)}),
     (Reason.LINK_STALE, {"link": a_link(telemetry_required=True, telemetry_age=None)}),
     (Reason.LINK_STALE, {"link": a_link(telemetry_required=True, telemetry_age=10.1)}),
-    (Reason.GATE_MODEL, {"gates": GateView(from_gbps(33), from_gbps(15))}),
+    (Reason.GATE_MODEL, {"gates": GateView(from_gbps(33), GateLimits(from_gbps(15)))}),
+    (Reason.GATE_MODEL, {"gates": GateView(from_gbps(33), link_rate=from_gbps(30))}),
     (
         Reason.GATE_MODEL,
         {"gates": GateView(), "threshold": ThresholdView(ThresholdMode.AUTO, 19_400)},
     ),
-    (Reason.GATE_WORKLOAD, {"gates": GateView(workload=False)}),
+    (
+        Reason.GATE_WORKLOAD,
+        {"gates": GateView(None, GateLimits(long_share=0.1), workload=WorkloadView(0.09, 40_000))},
+    ),
     (Reason.LINK_CONGESTED, {"link": a_link(free=Bytes(10**9 - 1))}),
 ]
 

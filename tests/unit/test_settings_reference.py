@@ -49,6 +49,8 @@ CONTRACT = [
     "models[].cache.groups[].count",
     "models[].cache.groups[].block_size",
     "models[].gate.max_kv_gbps",
+    "models[].gate.min_long_share",
+    "models[].gate.min_long_tokens",
     "models[].profiles",
     "models[].decode.max_concurrency",
     "models[].decode.tokens_per_second_slo",
