@@ -38,6 +38,7 @@ from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
 from router.control.silence import SilenceRules
+from router.domain.decision import Rule
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind, Role
 from router.gateway.admin import AdminRoom, build_admin
@@ -360,6 +361,7 @@ def _build_routing(core: Core) -> Routing:
             links=core.links,
             operator=core.operator,
             rules=PolicyRules(
+                rule=Rule(settings.scheduler.policy),
                 on_unknown=settings.scheduler.on_unknown_metadata,
                 remote_queue_limit=settings.scheduler.remote_queue_limit,
                 ships_prefix=core.connector.ships_prefix,

@@ -176,4 +176,6 @@ def view_link(state: LinkState, now: Seconds, budget: Seconds) -> LinkView:
         telemetry_age=None if report is None else now - report.observed_at,
         telemetry_max_age=state.link.telemetry_max_age,
         capacity=state.nominal,
+        booked=state.booked,
+        rate=usable_bandwidth(state, now),
     )

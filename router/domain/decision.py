@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from kvmeta.types import CacheBelief, SourceState
 from router.domain.topology import ClusterKind, Role
-from router.domain.units import Bytes, BytesPerSecond, Seconds, Tokens
+from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds, Tokens
 
 
 class Route(StrEnum):
@@ -54,6 +54,17 @@ class UnknownMetadata(StrEnum):
     """Keep the request local."""
 
 
+class Rule(StrEnum):
+    """How a prompt's side is chosen (`scheduler.policy`)."""
+
+    PAPER = "paper"
+    """Offload iff more tokens are uncached than t."""
+    EXPECTED = "expected"
+    """t is the prior; the other side takes what it would have done clearly sooner."""
+    SLACK = "slack"
+    """t is the prior; prompts wait at the gateway and are bound to an instance that is free."""
+
+
 class Reason(StrEnum):
     """Why a request went where it went; in the order in which the rule asks."""
 
@@ -61,6 +72,7 @@ class Reason(StrEnum):
     OVERRIDE = "override"
     NOT_DISAGGREGABLE = "not_disaggregable"
     BELOW_THRESHOLD = "below_threshold"
+    SOONER_LOCAL = "sooner_local"
     LINK_DOWN = "link_down"
     LINK_STALE = "link_stale"
     GATE_MODEL = "gate_model"
@@ -70,6 +82,7 @@ class Reason(StrEnum):
     REMOTE_QUEUE_FULL = "remote_queue_full"
     LINK_CONGESTED = "link_congested"
     ABOVE_THRESHOLD = "above_threshold"
+    SOONER_REMOTE = "sooner_remote"
     LOCAL_PREFILL_UNAVAILABLE = "local_prefill_unavailable"
     REMOTE_PREFILL_FAILED = "remote_prefill_failed"
     DECISION_TIMEOUT = "decision_timeout"
@@ -127,7 +140,8 @@ class LinkView(Struct, frozen=True):
     """A link at the moment of the decision.
 
     `utilization` is None without a measurement. `free` is how many more bytes may be booked, None
-    where nothing bounds them. `capacity` is what it is built for, however little it carries now.
+    where nothing bounds them; `booked` are those that are. `capacity` is what it is built for,
+    however little it carries now; `rate` is that, None where nobody knows.
     """
 
     name: str
@@ -139,6 +153,8 @@ class LinkView(Struct, frozen=True):
     telemetry_age: Seconds | None = None
     telemetry_max_age: Seconds = 10.0
     capacity: BytesPerSecond | None = None
+    booked: Bytes = NO_BYTES
+    rate: BytesPerSecond | None = None
 
 
 class ThresholdView(Struct, frozen=True):
@@ -237,6 +253,7 @@ class Snapshot(Struct, frozen=True):
     override: OverrideView | None = None
     on_unknown: UnknownMetadata = UnknownMetadata.TOTAL
     remote_queue_limit: int = 16
+    rule: Rule = Rule.PAPER
 
 
 class Placement(Struct, frozen=True):

@@ -3,13 +3,16 @@
 `decide` is total: every snapshot gets a `Decision`, or `NoRoute` when nobody lives who could
 decode. In the paper's terms (arXiv 2604.15039, section 3.3) a request of l uncached tokens goes to
 the PrfaaS cluster iff l > t. With a scarce link each cluster counts its own prefix; with an
-abundant one the better of both counts, provided that somebody delivers it.
+abundant one the better of both counts, provided that somebody delivers it. Under the rule
+`expected` the queues of the moment may correct that side (`router.policy.completion`).
 
 The order of the questions is the order of `Reason`; the first answer wins. After the fact only
 `decide_local` changes a route: a failed remote prefill or a decision out of time goes local.
 """
 
 from __future__ import annotations
+
+from typing import assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,11 +29,13 @@ from router.domain.decision import (
     Reason,
     Regime,
     Route,
+    Rule,
     Snapshot,
     ThresholdMode,
 )
 from router.domain.topology import Role
 from router.domain.units import Bytes, Tokens
+from router.policy.completion import correct_side
 from router.policy.gates import first_block, link_carries
 from router.policy.kv_sizes import size_handoff, size_prefix
 from router.policy.select import (
@@ -44,10 +49,11 @@ from router.policy.select import (
 )
 
 _ORDER = {reason: position for position, reason in enumerate(Reason)}
+_TAKES = (Reason.ABOVE_THRESHOLD, Reason.SOONER_REMOTE)
 
 
 class _Offer(Struct, frozen=True):
-    """One pair of clusters, examined. `reason` is `above_threshold` when the pair takes it."""
+    """One pair of clusters, examined. `reason` is one of `_TAKES` when the pair takes it."""
 
     pair: PairView
     candidate: InstanceView | None
@@ -59,7 +65,7 @@ class _Offer(Struct, frozen=True):
 
     @property
     def takes(self) -> bool:
-        return self.reason is Reason.ABOVE_THRESHOLD
+        return self.reason in _TAKES
 
 
 class _Home(Struct, frozen=True):
@@ -93,7 +99,7 @@ def decide(snapshot: Snapshot) -> Decision | NoRoute:
     if not snapshot.request.disaggregable:
         return _whole(snapshot, home, Reason.NOT_DISAGGREGABLE, reported)
     if reported is not None and reported.takes:
-        return _remote(snapshot, home, reported, Reason.ABOVE_THRESHOLD)
+        return _remote(snapshot, home, reported, reported.reason)
     reason = reported.reason if reported else _reason_without_pairs(snapshot, home)
     return _local(snapshot, home, reason, reported)
 
@@ -154,20 +160,32 @@ def _examine(snapshot: Snapshot, home: _Home, pair: PairView) -> _Offer:
     handoff = size_handoff(snapshot.sizing, held)
     shipped = _shippable_to_home(snapshot, home, pair, candidate)
     uncached = total - max(usable_tokens(home.belief, total), shipped)
-    if uncached <= pair.threshold.tokens:
-        reason = Reason.BELOW_THRESHOLD
-    else:
-        reason = (
-            first_block(
-                snapshot,
-                pair,
-                candidate,
-                handoff,
-                local_cached_known=home.belief.tokens is not None,
-            )
-            or Reason.ABOVE_THRESHOLD
-        )
+    reason = _choose_side(snapshot, home, pair, candidate, handoff, uncached)
+    if reason in _TAKES:
+        known = home.belief.tokens is not None
+        block = first_block(snapshot, pair, candidate, handoff, local_cached_known=known)
+        reason = block or reason
     return _Offer(pair, candidate, decode, uncached, shipped, handoff, reason)
+
+
+def _choose_side(
+    snapshot: Snapshot,
+    home: _Home,
+    pair: PairView,
+    candidate: InstanceView | None,
+    handoff: Bytes | None,
+    uncached: Tokens,
+) -> Reason:
+    """Return the reason of the side that this pair would give the prompt, if nothing blocks it."""
+    threshold = pair.threshold.tokens
+    match snapshot.rule:
+        case Rule.PAPER | Rule.SLACK:
+            above = uncached > threshold
+            return Reason.ABOVE_THRESHOLD if above else Reason.BELOW_THRESHOLD
+        case Rule.EXPECTED:
+            return correct_side(uncached, threshold, home.candidate, candidate, pair.link, handoff)
+        case _:
+            assert_never(snapshot.rule)
 
 
 def _shippable_to_home(

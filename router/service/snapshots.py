@@ -16,6 +16,7 @@ from router.domain.decision import (
     PairView,
     Regime,
     RequestView,
+    Rule,
     Snapshot,
     ThresholdMode,
     ThresholdView,
@@ -37,6 +38,7 @@ Beliefs = Mapping[SourceId, CacheBelief]
 class PolicyRules:
     """The configured parts of the rule. `ships_prefix` is what the connector can do."""
 
+    rule: Rule = Rule.PAPER
     on_unknown: UnknownMetadata = UnknownMetadata.TOTAL
     remote_queue_limit: int = 16
     ships_prefix: bool = False
@@ -126,6 +128,7 @@ class SnapshotBuilder:
             override=self._operator.override(request.model, request.tenant),
             on_unknown=self._rules.on_unknown,
             remote_queue_limit=self._rules.remote_queue_limit,
+            rule=self._rules.rule,
         )
 
     def _view_cluster(

@@ -245,7 +245,7 @@ def _note_what_does_not_run(scheduler: SchedulerSettings) -> Iterator[str]:
     """Yield the settings of the rule and its loops that are read but not acted on."""
     if scheduler.threshold.mode == "auto":
         yield f"threshold `auto` is not solved here: t stays at {scheduler.threshold.tokens} tokens"
-    if scheduler.policy != "paper":
-        yield f"scheduler.policy {scheduler.policy!r} is not there: requests go by `paper`"
+    if scheduler.policy == "slack":
+        yield "scheduler.policy 'slack' is not there: requests go by `paper`"
     if scheduler.long_loop.actuator != "dry_run":
         yield f"long_loop.actuator {scheduler.long_loop.actuator!r} is not there: nothing converts"

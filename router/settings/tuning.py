@@ -97,7 +97,9 @@ class SchedulerSettings(Section):
     bandwidth: BandwidthSettings = BandwidthSettings()
     """The regime of links."""
     policy: Literal["paper", "expected", "slack"] = "paper"
-    """The rule: `paper` compares with t; the others weigh expected times or the SLO's slack."""
+    """The rule: `paper` compares with t; `expected` takes t as the prior, and leaves its side where
+    the other one would be done sooner by half a prefill, which needs both pools' profiles; `slack`
+    lets prompts wait at the gateway in the order of their SLO's slack."""
     on_unknown_metadata: UnknownMetadata = UnknownMetadata.TOTAL
     """Where nobody knows what is cached: `total` takes it for nothing, `local` stays local."""
     remote_queue_limit: PositiveCount = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from router.domain.decision import GateView, ThresholdMode
+from router.domain.decision import GateView, Rule, ThresholdMode
 from router.domain.errors import RouterError
 from router.domain.topology import ClusterKind, Role
 from router.domain.units import BytesPerSecond, Seconds, Tokens
@@ -66,10 +66,12 @@ class DecodeSpec:
 class RuleSpec:
     """The configured parts of the rule: see `scheduler` in the configuration.
 
+    `rule` is `scheduler.policy`.
     `by_total` compares total instead of uncached tokens with t, the classic mistake, which only
     simulations can make.
     """
 
+    rule: Rule = Rule.PAPER
     mode: ThresholdMode = ThresholdMode.MANUAL
     tokens: Tokens = 19_400
     by_total: bool = False

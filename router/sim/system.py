@@ -224,6 +224,7 @@ class System:
             sizing=KvSizing(job.kv_bytes, self._kv.kv_bytes_per_token),
             default_threshold=self._threshold,
             remote_queue_limit=rule.remote_queue_limit,
+            rule=rule.rule,
         )
 
 

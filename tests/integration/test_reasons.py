@@ -303,6 +303,31 @@ async def test_link_congested_by_booked_bytes(tmp_path: Path) -> None:
         await check(system, await system.complete(40_000), "prfaas", "above_threshold")
 
 
+@pytest.mark.parametrize(
+    ("threshold", "busy", "first", "second", "told"),
+    [
+        (200_000, "p0", 100_000, 1_000, ("prfaas", "sooner_remote")),
+        (500, "f0", 100_000, 1_000, ("local", "sooner_local")),
+    ],
+)
+async def test_expected_leaves_a_side_that_is_busy(
+    tmp_path: Path, threshold: int, busy: str, first: int, second: int, told: tuple[str, str]
+) -> None:
+    """Under the rule `expected` a queue of ten seconds sends a short prompt to the other side."""
+    changes = {"policy": "expected"}
+    async with scripted_system(
+        tmp_path, threshold=threshold, model=PROFILED, scheduler=changes
+    ) as system:
+        ready = asyncio.Event()
+        engine = system.engine(busy)
+        engine.then(lambda request: [Until(ready), *engine._complete(request)])
+        waiting = asyncio.create_task(system.complete(first))
+        await engine.called()
+        await check(system, await system.complete(second), *told)
+        ready.set()
+        assert (await waiting).status_code == 200
+
+
 async def test_local_prefill_unavailable(tmp_path: Path) -> None:
     """Without a live local prefill short prompts are computed by the decode instance."""
     async with scripted_system(tmp_path, names="d0 f0") as system:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from kvmeta.types import CacheBelief, SourceState
 from router.domain.decision import ClusterView, Decision, InstanceView, Snapshot
 from router.domain.topology import Role
 from router.policy.route import decide
@@ -16,7 +17,6 @@ from router.sim.arrivals import GammaArrivals, MmppArrivals, PoissonArrivals, dr
 from router.sim.caches import PrefixCache
 from router.sim.engines.link import Flow, LinkState
 from router.sim.fair_links import FairLink
-from router.sim.instances import NOTHING
 from router.sim.kernel import Calendar, PastEvent
 from router.sim.system import System
 from router.sim.traffic import Demand
@@ -145,7 +145,7 @@ def show_all(system: System, shown: Snapshot, blocks: tuple[int, ...], total: in
                 views.append(each.view_decode(system.plant.decode.slots))
                 continue
             cached = each.cache.match(blocks, total)
-            belief = replace(NOTHING, tokens=cached)
+            belief = CacheBelief(cached, SourceState.SYNCED)
             seconds = each.profile.prefill_seconds(total - cached)
             views.append(each.view_prefill(0.25, each.depth(0.25), belief, seconds))
         clusters.append(ClusterView(cluster.name, cluster.kind, tuple(views)))
