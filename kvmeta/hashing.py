@@ -15,6 +15,7 @@ the cached length, hence a wrong route for one request; never someone else's KV.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 import sys
@@ -41,8 +42,13 @@ def chain_root(layout: CacheLayout, lora: str | None = None, salt: str | None = 
     entropy could be guessed by trying, as it could against any digest. Every field is framed by
     its length, and an absent field differs from an empty one.
     """
+    return _root(layout.fingerprint, layout.block_size, lora, salt)
+
+
+@functools.lru_cache(maxsize=1024)  # a pure function that every request asks about the same models
+def _root(fingerprint: str, block_size: int, lora: str | None, salt: str | None) -> BlockHash:
     digest = hashlib.blake2b(digest_size=16, person=_ROOT_PERSON)
-    for value in (layout.fingerprint, str(layout.block_size), lora, salt):
+    for value in (fingerprint, str(block_size), lora, salt):
         if value is None:
             digest.update(b"\x00")
             continue

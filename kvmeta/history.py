@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kvmeta.backends.forwarding import ForwardingIndex
 from kvmeta.index import MetadataIndex
@@ -50,7 +50,7 @@ class PromptHistory:
         if kept is None or self._ttl_seconds <= 0:
             return
         past = self._pasts.setdefault(source, _Past(kept, 0.0))
-        past.shape = replace(kept, hashes=())
+        past.shape = kept
         past.noted_at = self._clock()
         until = past.noted_at + self._ttl_seconds
         # With sparse groups the boundary is all that can be reused. Otherwise the deepest block
@@ -71,19 +71,16 @@ class PromptHistory:
         past = self._pasts.get(source)
         if past is None:
             return CacheBelief.unknown()
-        now = self._clock()
-
-        def counts(block: BlockHash) -> bool:
-            return past.until.get(block, 0.0) > now
-
-        if past.shape.boundary is None:
-            depth = next(
-                (at for at, block in enumerate(prompt.hashes) if not counts(block)),
-                len(prompt.hashes),
-            )
-            found = replace(past.shape, hashes=prompt.hashes[:depth]).reusable(prompt)
-        else:
-            found = _last_boundary(past.shape, prompt, counts)
+        now, until = self._clock(), past.until
+        if past.shape.boundary is not None:
+            found = _last_boundary(past.shape, prompt, lambda block: until.get(block, 0.0) > now)
+            return CacheBelief(found, SourceState.APPROXIMATE)
+        depth = 0
+        for block in prompt.hashes:
+            if until.get(block, 0.0) <= now:
+                break
+            depth += 1
+        found = past.shape.align(min(depth * past.shape.unit, prompt.limit))
         return CacheBelief(found, SourceState.APPROXIMATE)
 
     def forget_instance(self, instance: str) -> None:
@@ -130,11 +127,14 @@ class ApproximateIndex(ForwardingIndex):
         self, prompt: PromptBlocks, sources: Sequence[SourceId]
     ) -> Mapping[SourceId, CacheBelief]:
         """Return what the index believes, and guesses where there are only guesses."""
-        guessed = [source for source in sources if self._history.knows(source)]
-        beliefs = await self._index.look_up(
-            prompt, [source for source in sources if not self._history.knows(source)]
-        )
-        return {**beliefs, **{source: self._history.believe(source, prompt) for source in guessed}}
+        guesses: dict[SourceId, CacheBelief] = {}
+        asked: list[SourceId] = []
+        for source in sources:
+            if self._history.knows(source):
+                guesses[source] = self._history.believe(source, prompt)
+            else:
+                asked.append(source)
+        return {**await self._index.look_up(prompt, asked), **guesses}
 
     async def remove_instance(self, instance: str) -> None:
         """Pass on; a removed instance owns nothing."""

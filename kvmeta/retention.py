@@ -15,20 +15,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from kvmeta.types import BlockHash, CacheLayout, GroupKind, PromptBlocks
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class Kept(Struct, frozen=True, eq=False):
     """What one computed prompt leaves behind. Lengths are in tokens.
 
     `unit` is the length that one hash stands for. `boundary` is the only length that can be reused,
     None where every aligned one can; `beyond` must be there past a reused length as well.
     """
 
-    hashes: Sequence[BlockHash] = field(repr=False)
+    hashes: Sequence[BlockHash]
     unit: int
     alignment: int
     beyond: int = 0
@@ -39,7 +39,7 @@ class Kept:
         """The longest prefix that any prompt can reuse of this."""
         if self.boundary is not None:
             return self.boundary
-        return self._align(len(self.hashes) * self.unit)
+        return self.align(len(self.hashes) * self.unit)
 
     def reusable(self, prompt: PromptBlocks) -> int:
         """Return how much of `prompt` could be reused. Cost: the logarithm of its blocks."""
@@ -51,14 +51,17 @@ class Kept:
                 and prompt.hashes[at - 1] == self.hashes[at - 1]
             )
             return self.boundary if holds else 0
-        return self._align(min(self._shared(prompt.hashes) * self.unit, prompt.limit))
+        return self.align(min(self._shared(prompt.hashes) * self.unit, prompt.limit))
 
-    def _align(self, length: int) -> int:
+    def align(self, length: int) -> int:
+        """Return how much of `length` tokens, all of them kept, can be reused."""
         length = max(0, length - self.beyond)
         return length - length % self.alignment
 
     def _shared(self, hashes: Sequence[BlockHash]) -> int:
         """How many blocks both begin with: equal hashes at one place mean equal prefixes."""
+        if not hashes or not self.hashes or hashes[0] != self.hashes[0]:
+            return 0
         return bisect_left(
             range(min(len(hashes), len(self.hashes))),
             True,  # noqa: FBT003  # the first place at which they differ
@@ -82,6 +85,6 @@ def keep_prompt(layout: CacheLayout, prompt: PromptBlocks) -> Kept | None:
         return kept if kept.longest else None
     boundary = prompt.limit - prompt.limit % alignment
     whole = prompt.total_tokens - 1
-    if layout.eagle or not boundary or boundary != whole - whole % alignment:
+    if layout.eagle or boundary < unit or boundary != whole - whole % alignment:
         return None  # the last: cut or whole, the prompt ends at different boundaries
     return Kept(prompt.hashes[: boundary // unit], unit, alignment, boundary=boundary)

@@ -19,14 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count
+
+from msgspec import Struct
 
 from kvmeta.backends.forwarding import ForwardingIndex
 from kvmeta.events import AllBlocksCleared, EventBatch
 from kvmeta.index import MetadataIndex
 from kvmeta.retention import Kept, keep_prompt
 from kvmeta.types import (
+    BlockHash,
     CacheBelief,
     CacheLayout,
     PromptBlocks,
@@ -38,10 +40,36 @@ MAX_PROMPTS_PER_SOURCE = 256
 """vLLM's default `max_num_seqs`: what is beyond it waits longer than any sensible time to live."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
+class _Expected(Struct, frozen=True):
     kept: Kept
+    longest: int
     until: float
+
+
+class _Prompts:
+    """What one source computes now, by number, the oldest first."""
+
+    __slots__ = ("by_beginning", "by_number")
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, _Expected] = {}
+        # Prompts that begin with different blocks have nothing in common: nobody looks at them.
+        self.by_beginning: dict[BlockHash, dict[int, _Expected]] = {}
+
+    def add(self, number: int, expected: _Expected) -> None:
+        self.by_number[number] = expected
+        self.by_beginning.setdefault(expected.kept.hashes[0], {})[number] = expected
+
+    def drop(self, number: int) -> None:
+        """Forget one prompt, if it is there."""
+        expected = self.by_number.pop(number, None)
+        if expected is None:
+            return
+        beginning = expected.kept.hashes[0]
+        alike = self.by_beginning[beginning]
+        del alike[number]
+        if not alike:
+            del self.by_beginning[beginning]
 
 
 class Speculation:
@@ -60,11 +88,11 @@ class Speculation:
         self._clock = clock
         self._ttl_seconds = ttl_seconds
         self._max_prompts = max_prompts
-        self._expected: dict[SourceId, dict[int, _Expected]] = {}
+        self._expected: dict[SourceId, _Prompts] = {}
         self._numbers = count()
 
     def __len__(self) -> int:
-        return sum(len(prompts) for prompts in self._expected.values())
+        return sum(len(prompts.by_number) for prompts in self._expected.values())
 
     @contextmanager
     def computing(
@@ -76,10 +104,12 @@ class Speculation:
             yield
             return
         number = next(self._numbers)
-        prompts = self._expected.setdefault(source, {})
-        prompts[number] = _Expected(kept, self._clock() + self._ttl_seconds)
-        if len(prompts) > self._max_prompts:
-            del prompts[next(iter(prompts))]
+        prompts = self._expected.get(source)
+        if prompts is None:
+            prompts = self._expected[source] = _Prompts()
+        prompts.add(number, _Expected(kept, kept.longest, self._clock() + self._ttl_seconds))
+        if len(prompts.by_number) > self._max_prompts:
+            prompts.drop(next(iter(prompts.by_number)))
         try:
             yield
         finally:
@@ -91,12 +121,15 @@ class Speculation:
         """Return `belief` about `prompt` at `source` with what is being computed there."""
         told = belief.tokens
         prompts = self._expected.get(source)
-        if told is None or not prompts:
+        if told is None or prompts is None or not prompt.hashes:
+            return belief
+        alike = prompts.by_beginning.get(prompt.hashes[0])
+        if alike is None:
             return belief
         now, longest = self._clock(), told
-        for number, expected in list(prompts.items()):
+        for number, expected in list(alike.items()):
             reusable = expected.kept.reusable(prompt)
-            confirmed = told >= reusable == expected.kept.longest
+            confirmed = told >= reusable == expected.longest
             if confirmed or now >= expected.until:
                 self._drop(source, number)
             else:
@@ -116,8 +149,8 @@ class Speculation:
         prompts = self._expected.get(source)
         if prompts is None:
             return
-        prompts.pop(number, None)
-        if not prompts:
+        prompts.drop(number)
+        if not prompts.by_number:
             del self._expected[source]
 
 

@@ -120,7 +120,10 @@ class CacheBelief(Struct, frozen=True):
     @classmethod
     def unknown(cls) -> CacheBelief:
         """Nothing is known: neither zero nor a hit."""
-        return cls(None, SourceState.UNKNOWN)
+        return _UNKNOWN
+
+
+_UNKNOWN = CacheBelief(None, SourceState.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
