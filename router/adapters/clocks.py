@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from router.domain.units import Seconds
@@ -11,9 +12,8 @@ from router.domain.units import Seconds
 class SystemClock:
     """Implements `router.ports.Clock` on the machine's own clocks."""
 
-    def monotonic(self) -> Seconds:
-        """Seconds on the monotonic clock."""
-        return time.monotonic()
+    monotonic: Callable[[], Seconds] = staticmethod(time.monotonic)
+    """Seconds on the monotonic clock. The function itself: every request asks some twenty times."""
 
     def now(self) -> datetime:
         """The wall clock in UTC."""

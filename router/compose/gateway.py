@@ -367,6 +367,7 @@ def _build_routing(core: Core) -> Routing:
                 ships_prefix=core.connector.ships_prefix,
             ),
             lengths=lengths,
+            clock=core.clock,
         ),
         lengths=lengths,
         log=core.log,

@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from router.domain.units import Seconds
 
 
@@ -38,8 +40,7 @@ class AdmissionRules:
     patience: Seconds = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(Struct, frozen=True):
     """Which decode slots do: of a model, in the asked-for cluster, but not of the `excluded`."""
 
     model: str

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from router.domain.decision import Decision
 from router.domain.errors import (

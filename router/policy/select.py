@@ -91,10 +91,16 @@ def choose_home(snapshot: Snapshot) -> ClusterView | None:
     alive = [
         cluster
         for cluster in snapshot.clusters
-        if cluster.kind is ClusterKind.PD and choose_whole(cluster) is not None
+        if cluster.kind is ClusterKind.PD and _can_answer(cluster)
     ]
+    if len(alive) == 1:
+        return alive[0]
     asked = [cluster for cluster in alive if cluster.name == snapshot.request.home]
     return min(asked or alive, key=lambda cluster: (_load(cluster), cluster.name), default=None)
+
+
+def _can_answer(cluster: ClusterView) -> bool:
+    return any(view.ready and view.role is not Role.PREFILL for view in cluster.instances)
 
 
 def _load(cluster: ClusterView) -> float:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from router.control.admission import AdmissionRules, FairQueue, Lane, Waiting
 from router.domain.errors import NobodyAlive, Overloaded, RouterError
-from router.domain.topology import ClusterKind, Role
+from router.domain.topology import Role
 from router.domain.units import Seconds
 from router.ports import Clock
 from router.service.decisions import Document
@@ -110,9 +110,6 @@ class Admission:
         self._queue = FairQueue(rules)
         self._turns: dict[Waiting, _Turn] = {}
         self._held: dict[str, int] = {}
-        self._homes = frozenset(
-            cluster.name for cluster in fleet.clusters if cluster.kind is ClusterKind.PD
-        )
         fleet.watch(self.let_in)
 
     def __repr__(self) -> str:
@@ -253,11 +250,9 @@ class Admission:
         """Return the live instances that could decode: at the home asked for, else anywhere."""
         alive = [
             member
-            for member in self._fleet.members
-            if member.instance.role is not Role.PREFILL
-            and member.instance.model in (None, lane.model)
-            and member.instance.cluster in self._homes
-            and member.instance.name not in lane.excluded
-            and self._fleet.is_ready(member)
+            for member in self._fleet.decoders_of(lane.model)
+            if member.instance.name not in lane.excluded and self._fleet.is_ready(member)
         ]
+        if lane.home is None:
+            return alive
         return [member for member in alive if member.instance.cluster == lane.home] or alive

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from router.domain.decision import TokenSource
 from router.domain.errors import BadRequest, UpstreamError
@@ -42,8 +43,7 @@ _CHAT_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(Struct, frozen=True):
     """A prompt's length and, where known, its token ids.
 
     `ids` None means that nobody can say what is cached of it. Before media they are those to the

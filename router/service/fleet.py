@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from msgspec import Struct
+
 from router.control.health import (
     Breaker,
     BreakerRules,
@@ -93,6 +95,15 @@ class Member:
         return self.inflight + self.decodes_due
 
 
+class Load(Struct, frozen=True):
+    """How one member stands at one moment, as the rule sees it (see `InstanceView`)."""
+
+    ready: bool
+    ahead: Seconds
+    queue_depth: int | None
+    inflight: int
+
+
 class Fleet:
     """All instances by name, with their live state. Single-threaded: owned by one event loop."""
 
@@ -109,6 +120,20 @@ class Fleet:
         self._clock = clock
         self.rules = rules or FleetRules()
         self._watchers: list[Callable[[], None]] = []
+        self._generation = 0
+        self._places: dict[tuple[str, str], tuple[Member, ...]] = {}
+        self._decoders: dict[str, tuple[Member, ...]] = {}
+
+    @property
+    def generation(self) -> int:
+        """Changes with every change of who belongs to the fleet, and as what."""
+        return self._generation
+
+    def _regroup(self) -> None:
+        """Forget what was derived from who belongs to the fleet."""
+        self._generation += 1
+        self._places.clear()
+        self._decoders.clear()
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call `watcher` after each change of who is there, lives, or is told to be busy."""
@@ -132,13 +157,29 @@ class Fleet:
         """The instances, in the order in which they joined."""
         return self._members.values()
 
-    def members_of(self, cluster: str, model: str) -> list[Member]:
+    def members_of(self, cluster: str, model: str) -> tuple[Member, ...]:
         """Return the members of a cluster that serve a model, whatever their state."""
-        return [
-            member
-            for member in self._members.values()
-            if member.instance.cluster == cluster and member.instance.model in (None, model)
-        ]
+        found = self._places.get((cluster, model))
+        if found is None:
+            found = self._places[cluster, model] = tuple(
+                member
+                for member in self._members.values()
+                if member.instance.cluster == cluster and member.instance.model in (None, model)
+            )
+        return found
+
+    def decoders_of(self, model: str) -> tuple[Member, ...]:
+        """Return the members that could decode for a model at a PD cluster, in any state."""
+        found = self._decoders.get(model)
+        if found is None:
+            found = self._decoders[model] = tuple(
+                member
+                for name, cluster in self._clusters.items()
+                if cluster.kind is ClusterKind.PD
+                for member in self.members_of(name, model)
+                if member.instance.role is not Role.PREFILL
+            )
+        return found
 
     def member(self, name: str) -> Member:
         """Return a member; raises NotFound."""
@@ -157,6 +198,7 @@ class Fleet:
         if instance.cluster not in self._clusters:
             raise NotFound(f"no cluster {instance.cluster!r}")
         member = self._members[instance.name] = Member(instance)
+        self._regroup()
         self._changed()
         return member
 
@@ -164,6 +206,7 @@ class Fleet:
         """Forget an instance; legs in flight there run to their end. Raises NotFound."""
         instance = self.member(name).instance
         del self._members[name]
+        self._regroup()
         self._changed()
         return instance
 
@@ -308,6 +351,26 @@ class Fleet:
         own = max(0.0, member.busy_until - self._clock.monotonic()) if member.prefills else 0.0
         return own + self.others_running(member) * mean_prefill
 
+    def load(self, member: Member, now: Seconds, mean_prefill: Seconds) -> Load:
+        """Return how a member stands `now`: the answers of the methods above, in one look."""
+        rules, reading = self.rules, member.reading
+        if reading is not None and now - reading.at > rules.signal_max_age:
+            reading = None
+        others = 0 if reading is None else member.others
+        ahead = others * mean_prefill
+        if member.prefills and member.busy_until > now:
+            ahead += member.busy_until - now
+        return Load(
+            ready=member.state is InstanceState.ACTIVE
+            and member.health.alive is True
+            and breaker_allows(member.breaker, now, rules.breaker),
+            ahead=ahead,
+            queue_depth=None
+            if reading is None
+            else reading.waiting + sum([leg.sent_at > reading.at for leg in member.prefills]),
+            inflight=member.promised + others,
+        )
+
     def set_state(self, name: str, state: InstanceState) -> Member:
         """Activate, drain or disable an instance. Raises NotFound."""
         member = self.member(name)
@@ -319,6 +382,7 @@ class Fleet:
         """Note how many data-parallel ranks an instance says that it has; a removed one is gone."""
         if (member := self._members.get(name)) is not None:
             member.instance = replace(member.instance, ranks=ranks)
+            self._regroup()
 
     def set_role(self, name: str, role: Role) -> Member:
         """Change what an instance is used for: it serves both roles, routing chooses.
@@ -330,5 +394,6 @@ class Fleet:
         if cluster.kind is ClusterKind.PRFAAS and role is not Role.PREFILL:
             raise Conflict(f"instances of prfaas cluster {cluster.name!r} only prefill")
         member.instance = replace(member.instance, role=role)
+        self._regroup()
         self._changed()
         return member

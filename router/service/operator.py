@@ -148,6 +148,8 @@ class Operator:
     @property
     def overrides(self) -> list[OverrideOrder]:
         """The overrides in force; expired ones are dropped."""
+        if not self._overrides:
+            return []
         now = self._clock.monotonic()
         self._overrides = {
             scope: order

@@ -101,6 +101,8 @@ def raise_beliefs(
     Such a belief is `partial`: a lower bound, for the pool does not know what lies in GPUs alone,
     and its word is a moment old. An engine uses whole aligned blocks of it, with EAGLE one less.
     """
+    if not pooled:
+        return beliefs
     raised = dict(beliefs)
     for source, tokens in pooled.items():
         usable = min(tokens, prompt.limit) - (layout.block_size if layout.eagle else 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvmeta.errors import KvMetaError
 from kvmeta.hashing import prompt_blocks
@@ -26,6 +28,7 @@ from router.domain.units import Seconds, Tokens
 from router.policy.route import decide, decide_local, without
 from router.ports import Clock
 from router.service.bodies import BodyKind, ClientBody
+from router.service.budgets import within
 from router.service.counting import Counted, PromptCounter, estimate_tokens
 from router.service.decisions import DecisionLog, DecisionRecord
 from router.service.lengths import OperatingLengths
@@ -36,8 +39,7 @@ from router.service.tenants import Tenant
 from router.service.visits import Visit
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """One client's request, ready to be decided.
 
     `salt` is the cache salt that engines will get. The lower `priority` goes first in the queue.
@@ -69,8 +71,7 @@ class Supposition:
     cached: Mapping[str, Tokens | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
+class Sight(Struct, frozen=True):
     """What is known of a prompt's whereabouts: its blocks' names, and what was found of them.
 
     `pooled` is what shared pools said, `late` tells that the time was used up before all was found.
@@ -85,8 +86,7 @@ class Sight:
 _LATE = Sight(None, {}, {}, late=True)
 
 
-@dataclass(slots=True)
-class Routed:
+class Routed(Struct):
     """A request with its decision, and what is needed to decide it again.
 
     `record` is the latest word: planning again replaces it.
@@ -109,16 +109,14 @@ class Routed:
         return self.record.decision
 
 
-@dataclass(frozen=True, slots=True)
-class _Count:
+class _Count(Struct, frozen=True):
     """A count, and what it left of the decision's budget: 0 unbounded, None nothing."""
 
     counted: Counted
     left: Seconds | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Considered:
+class _Considered(Struct, frozen=True):
     """A decision and what it was made from."""
 
     sight: Sight
@@ -228,8 +226,8 @@ class Routing:
         """Count the prompt within the decision's budget; over it the length is estimated."""
         began = self._clock.monotonic()
         try:
-            async with asyncio.timeout(self._rules.decision_timeout or None):
-                counted = await self._counter.count(ask.body, ask.named)
+            work = self._counter.count(ask.body, ask.named)
+            counted = await within(self._rules.decision_timeout, work)
         except TimeoutError:
             guess = estimate_tokens(ask.body, ask.named.model.bytes_per_token)
             return _Count(Counted(guess, TokenSource.ESTIMATE), None)
@@ -245,8 +243,7 @@ class Routing:
             return _LATE
         prompt = self._name_blocks(ask, count.counted)
         try:
-            async with asyncio.timeout(count.left or None):
-                return await self._believe(ask, count.counted, prompt)
+            return await within(count.left, self._believe(ask, count.counted, prompt))
         except TimeoutError:
             return replace(_LATE, prompt=prompt)
 
@@ -359,8 +356,7 @@ class Routing:
         started = self._clock.monotonic()
         timed_out = False
         try:
-            async with asyncio.timeout(self._rules.lookup_timeout or None):
-                return await self._index.look_up(prompt, sources)
+            return await within(self._rules.lookup_timeout, self._index.look_up(prompt, sources))
         except TimeoutError:
             timed_out = True
             return {}

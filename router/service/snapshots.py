@@ -22,9 +22,10 @@ from router.domain.decision import (
     ThresholdView,
     UnknownMetadata,
 )
-from router.domain.topology import Cluster, ClusterKind
-from router.domain.units import Tokens
-from router.service.fleet import Fleet, Member
+from router.domain.topology import Cluster, ClusterKind, Instance
+from router.domain.units import Seconds, Tokens
+from router.ports import Clock
+from router.service.fleet import Fleet, Load, Member
 from router.service.lengths import ModelLengths, OperatingLengths
 from router.service.links import LinkBoard
 from router.service.models import ServedModel
@@ -52,6 +53,28 @@ class WhatIf:
     regime: Regime | None = None
 
 
+_AS_IT_IS = WhatIf()
+
+
+class _Outline:
+    """What follows from who belongs to the fleet: drawn once, not for every request.
+
+    `pairs` are (PrfaaS cluster, PD cluster); `sources` are by model.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.generation = fleet.generation
+        self.clusters = tuple(fleet.clusters)
+        self.pairs = [
+            (prfaas.name, pd.name)
+            for prfaas in self.clusters
+            if prfaas.kind is ClusterKind.PRFAAS
+            for pd in self.clusters
+            if pd.kind is ClusterKind.PD
+        ]
+        self.sources: dict[str, list[SourceId]] = {}
+
+
 class SnapshotBuilder:
     """Reads the fleet, the links and the operator's orders into one snapshot."""
 
@@ -63,21 +86,34 @@ class SnapshotBuilder:
         operator: Operator,
         rules: PolicyRules,
         lengths: OperatingLengths,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._fleet = fleet
         self._links = links
         self._operator = operator
         self._rules = rules
         self._lengths = lengths
+        self._outline = _Outline(fleet)
 
-    def sources(self, model: ServedModel) -> list[SourceId]:
+    def sources(self, model: ServedModel) -> Sequence[SourceId]:
         """Return every source that could hold the model's blocks, with events or without."""
-        return [
-            SourceId(member.instance.name, rank)
-            for member in self._fleet.members
-            if member.instance.model in (None, model.name)
-            for rank in range(member.instance.ranks)
-        ]
+        sources = self._trace().sources
+        found = sources.get(model.name)
+        if found is None:
+            found = sources[model.name] = [
+                SourceId(member.instance.name, rank)
+                for member in self._fleet.members
+                if member.instance.model in (None, model.name)
+                for rank in range(member.instance.ranks)
+            ]
+        return found
+
+    def _trace(self) -> _Outline:
+        """Return the fleet's outline, drawn anew where it has changed."""
+        if self._outline.generation != self._fleet.generation:
+            self._outline = _Outline(self._fleet)
+        return self._outline
 
     def all_but(self, instance: str) -> frozenset[str]:
         """Return the names of every other instance."""
@@ -105,18 +141,20 @@ class SnapshotBuilder:
         what_if: WhatIf | None = None,
     ) -> Snapshot:
         """Return the snapshot for one request at this instant."""
-        what_if = what_if or WhatIf()
+        what_if = what_if or _AS_IT_IS
+        now, outline = self._clock.monotonic(), self._trace()
         clusters = tuple(
-            self._view_cluster(cluster, model, request.total_tokens, beliefs)
-            for cluster in self._fleet.clusters
+            [
+                self._view_cluster(cluster, model, request.total_tokens, beliefs, now)
+                for cluster in outline.clusters
+            ]
         )
         pairs = tuple(
-            pair
-            for prfaas in self._fleet.clusters
-            if prfaas.kind is ClusterKind.PRFAAS
-            for pd in self._fleet.clusters
-            if pd.kind is ClusterKind.PD
-            if (pair := self._view_pair(prfaas, pd, model, request, what_if)) is not None
+            [
+                pair
+                for prfaas, pd in outline.pairs
+                if (pair := self._view_pair(prfaas, pd, model, request, what_if)) is not None
+            ]
         )
         rules = self._operator.rules
         return Snapshot(
@@ -132,69 +170,73 @@ class SnapshotBuilder:
         )
 
     def _view_cluster(
-        self, cluster: Cluster, model: ServedModel, total: Tokens, beliefs: Beliefs
+        self,
+        cluster: Cluster,
+        model: ServedModel,
+        total: Tokens,
+        beliefs: Beliefs,
+        now: Seconds,
     ) -> ClusterView:
         computed = self._lengths.of(model.name).computed or 0
         mean = model.prefill_seconds(cluster.kind, round(computed))
-        return ClusterView(
-            cluster.name,
-            cluster.kind,
-            tuple(
-                self._view_instance(member, cluster.kind, model, total, beliefs, mean)
-                for member in self._fleet.members_of(cluster.name, model.name)
-            ),
-        )
+        views = [
+            self._view_instance(
+                member, self._fleet.load(member, now, mean), cluster.kind, model, total, beliefs
+            )
+            for member in self._fleet.members_of(cluster.name, model.name)
+        ]
+        return ClusterView(cluster.name, cluster.kind, tuple(views))
 
     def _view_instance(
         self,
         member: Member,
+        load: Load,
         kind: ClusterKind,
         model: ServedModel,
         total: Tokens,
         beliefs: Beliefs,
-        mean_prefill: float,
     ) -> InstanceView:
         instance = member.instance
-        belief, rank = _believe(member, beliefs)
+        belief, rank = _believe(instance, beliefs)
         uncached = max(1, total - (belief.tokens or 0))
         return InstanceView(
             name=instance.name,
             cluster=instance.cluster,
             role=instance.role,
-            ready=self._fleet.is_ready(member),
+            ready=load.ready,
             takes_handoff=instance.takes_handoff,
             compatibility=instance.compatibility,
             belief=belief,
-            ahead=self._fleet.ahead_seconds(member, mean_prefill),
+            ahead=load.ahead,
             prefill=model.prefill_seconds(kind, uncached),
-            queue_depth=self._fleet.queue_depth(member),
-            inflight=member.promised + self._fleet.others_running(member),
+            queue_depth=load.queue_depth,
+            inflight=load.inflight,
             slots=model.decode_slots,
             rank=rank,
         )
 
     def _view_pair(
         self,
-        prfaas: Cluster,
-        pd: Cluster,
+        prfaas: str,
+        pd: str,
         model: ServedModel,
         request: RequestView,
         what_if: WhatIf,
     ) -> PairView | None:
-        link = self._links.between(prfaas.name, pd.name)
+        link = self._links.between(prfaas, pd)
         if link is None:
             return None
-        threshold = _supposed(self._operator.threshold(model.name, prfaas.name, pd.name), what_if)
+        threshold = _supposed(self._operator.threshold(model.name, prfaas, pd), what_if)
         lengths = self._lengths.of(model.name)
         return PairView(
-            prfaas=prfaas.name,
-            pd=pd.name,
+            prfaas=prfaas,
+            pd=pd,
             link=_in_regime(link, what_if.regime),
             threshold=threshold,
             gates=_view_gates(model, lengths, link, threshold, request),
             ships_to_pd=self._rules.ships_prefix,
             ships_to_prfaas=self._rules.ships_prefix,
-            back_link=self._links.between(pd.name, prfaas.name),
+            back_link=self._links.between(pd, prfaas),
         )
 
 
@@ -215,19 +257,18 @@ def _view_gates(
     )
 
 
-def _believe(member: Member, beliefs: Beliefs) -> tuple[CacheBelief, int | None]:
+def _believe(instance: Instance, beliefs: Beliefs) -> tuple[CacheBelief, int | None]:
     """Return the belief of an instance, and the data-parallel rank to pin.
 
     Of several ranks the one with the longest prefix is pinned if it beats the others; otherwise
     the engine chooses, and only what every rank holds counts (DESIGN 5).
     """
-    instance = member.instance
+    if instance.ranks == 1:
+        return beliefs.get(SourceId(instance.name, 0), CacheBelief.unknown()), None
     each: Sequence[CacheBelief] = [
         beliefs.get(SourceId(instance.name, rank), CacheBelief.unknown())
         for rank in range(instance.ranks)
     ]
-    if instance.ranks == 1:
-        return each[0], None
     best = max(range(len(each)), key=lambda rank: each[rank].tokens or 0)
     if (each[best].tokens or 0) > min(belief.tokens or 0 for belief in each):
         return each[best], best
