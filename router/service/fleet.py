@@ -346,13 +346,11 @@ class Fleet:
         """
         return member.others if member.others and self.fresh_reading(member) is not None else 0
 
-    def ahead_seconds(self, member: Member, mean_prefill: Seconds) -> Seconds:
-        """Return the prefill time queued there: ours as expected, others' at the mean."""
-        own = max(0.0, member.busy_until - self._clock.monotonic()) if member.prefills else 0.0
-        return own + self.others_running(member) * mean_prefill
-
     def load(self, member: Member, now: Seconds, mean_prefill: Seconds) -> Load:
-        """Return how a member stands `now`: the answers of the methods above, in one look."""
+        """Return how a member stands `now`, in one look: every decision asks about everybody.
+
+        Ahead is the prefill time queued there: ours as expected, others' at the mean.
+        """
         rules, reading = self.rules, member.reading
         if reading is not None and now - reading.at > rules.signal_max_age:
             reading = None

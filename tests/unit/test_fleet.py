@@ -131,9 +131,9 @@ def test_time_ahead_counts_our_legs_down_and_others_at_the_mean() -> None:
     member = fleet.member("p0")
     with fleet.prefill_leg("p0", 4.0), fleet.prefill_leg("p0", 2.0):
         clock.advance(1)
-        assert fleet.ahead_seconds(member, 1.0) == pytest.approx(5.0)
+        assert fleet.load(member, clock.monotonic(), 1.0).ahead == pytest.approx(5.0)
         fleet.record_probe("p0", ok=True, reading=EngineReading(at=1.0, waiting=4, running=1))
-        assert fleet.ahead_seconds(member, 1.0) == pytest.approx(5.0 + 3.0)
+        assert fleet.load(member, clock.monotonic(), 1.0).ahead == pytest.approx(5.0 + 3.0)
     assert member.busy_until == clock.monotonic()
 
 
@@ -149,7 +149,7 @@ def test_what_of_ours_a_scrape_saw_is_not_taken_for_others() -> None:
         at = clock.monotonic()
     fleet.record_probe("p0", ok=True, reading=EngineReading(at=at, waiting=3, running=2))
     assert fleet.others_running(member) == 3
-    assert fleet.ahead_seconds(member, 1.0) == pytest.approx(3.0)
+    assert fleet.load(member, clock.monotonic(), 1.0).ahead == pytest.approx(3.0)
     fleet.record_probe("p0", ok=True, reading=EngineReading(at=at, waiting=3, running=2))
     assert fleet.others_running(member) == 5
 
@@ -192,3 +192,45 @@ def test_a_drained_instance_gets_nothing_new() -> None:
     assert not fleet.is_ready(member)
     fleet.set_state("p0", InstanceState.ACTIVE)
     assert fleet.is_ready(member)
+
+
+@pytest.mark.parametrize("age", [0.0, 9.9, 10.1])
+@pytest.mark.parametrize("state", list(InstanceState))
+def test_one_look_tells_what_each_question_would(age: float, state: InstanceState) -> None:
+    """A member's load is what readiness, queue depth and others' requests are, asked one by one."""
+    clock = FakeClock()
+    fleet = a_fleet(clock)
+    fleet.set_state("p0", state)
+    fleet.record_probe("p0", ok=True, reading=EngineReading(at=0.0, waiting=3, running=2))
+    clock.advance(age)
+    member = fleet.member("p0")
+    with fleet.prefill_leg("p0", 2.0), fleet.decode_due("p0"):
+        load = fleet.load(member, clock.monotonic(), 1.0)
+        assert load.ready is fleet.is_ready(member)
+        assert load.queue_depth == fleet.queue_depth(member)
+        assert load.inflight == 2 + fleet.others_running(member)
+        assert load.ahead == pytest.approx(2.0 + fleet.others_running(member))
+
+
+def test_what_is_derived_from_members_follows_every_change_of_them() -> None:
+    """Who decodes, and who belongs to a cluster, is right after joining, leaving and a new role."""
+    fleet = a_fleet(FakeClock())
+
+    def names() -> tuple[list[str], list[str]]:
+        members = [each.instance.name for each in fleet.members_of("pd", "m")]
+        return members, [each.instance.name for each in fleet.decoders_of("m")]
+
+    assert names() == (["p0", "d0"], ["d0"])
+    seen = {fleet.generation}
+    fleet.add(Instance("d1", "pd", "http://127.0.0.1:4", Role.DECODE))
+    assert names() == (["p0", "d0", "d1"], ["d0", "d1"])
+    seen.add(fleet.generation)
+    fleet.set_role("p0", Role.BOTH)
+    assert names() == (["p0", "d0", "d1"], ["p0", "d0", "d1"])
+    seen.add(fleet.generation)
+    fleet.remove("d0")
+    assert names() == (["p0", "d1"], ["p0", "d1"])
+    seen.add(fleet.generation)
+    fleet.set_ranks("p0", 2)
+    assert [each.instance.ranks for each in fleet.members_of("pd", "m")] == [2, 1]
+    assert len(seen | {fleet.generation}) == 5

@@ -1,0 +1,79 @@
+"""`within`: a limit that is armed only where something waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from router.service.budgets import within
+
+
+async def test_work_that_never_waits_needs_no_loop_turn() -> None:
+    """What ends without waiting is done in the same turn of the loop, whatever the limit."""
+    turns: list[str] = []
+    asyncio.get_running_loop().call_soon(turns.append, "turn")
+
+    async def work() -> int:
+        return 3
+
+    assert await within(0.0001, work()) == 3
+    assert not turns
+
+
+async def test_work_over_its_limit_is_cancelled() -> None:
+    """What waits for longer than the limit is cancelled where it waits, and TimeoutError raised."""
+    steps: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(0)
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            steps.append("cancelled")
+            raise
+
+    with pytest.raises(TimeoutError):
+        await within(0.01, work())
+    assert steps == ["cancelled"]
+
+
+async def test_several_waits_give_their_result() -> None:
+    """Work that waits again and again, without a limit, gives what it returns."""
+
+    async def work() -> str:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
+        return await asyncio.to_thread(lambda: "done")
+
+    assert await within(0, work()) == "done"
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+async def test_errors_pass(waits: int) -> None:
+    """An error of the work is raised as it is, before its first wait and after."""
+
+    async def work() -> None:
+        for _ in range(waits):
+            await asyncio.sleep(0)
+        raise LookupError("of the work")
+
+    with pytest.raises(LookupError, match="of the work"):
+        await within(5, work())
+
+
+async def test_work_may_outlive_a_cancellation_that_it_handles() -> None:
+    """The work sees its caller's cancellation at its first wait, and may answer it."""
+
+    async def work() -> str:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            return "saved"
+        return "unreached"
+
+    task = asyncio.create_task(within(60, work()))
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "saved"
