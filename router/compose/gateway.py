@@ -47,6 +47,7 @@ from router.gateway.cors import CorsRules, CrossOrigin
 from router.gateway.dispatch import Application, BoundedBodies, Dispatcher
 from router.gateway.front import (
     FrontRoom,
+    behind_proxies,
     build_application,
     build_health,
     build_metrics,
@@ -427,14 +428,13 @@ def _build_applications(
     private.include_router(build_metrics(front))
     private.include_router(build_admin(_admin_room(core, routing, membership)))
     limit = settings.server.max_body_bytes
-    clients: Application = Dispatcher(
-        surface.endpoints(), BoundedBodies(public, limit, budget), families=surface.families()
-    )
+    others = BoundedBodies(behind_proxies(public), limit, budget)
+    clients: Application = Dispatcher(surface.endpoints(), others, families=surface.families())
     if settings.server.cors.allow_origins:
         clients = CrossOrigin(clients, _cors_rules(settings))
     return (
         clients,
-        None if private is public else BoundedBodies(private, limit, budget),
+        None if private is public else BoundedBodies(behind_proxies(private), limit, budget),
     )
 
 

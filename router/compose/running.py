@@ -55,7 +55,7 @@ def build_server(
             log_config=None,
             access_log=False,
             server_header=False,
-            forwarded_allow_ips=["127.0.0.1", "::1"],
+            proxy_headers=False,  # the framework's paths have them read: `front.behind_proxies`
             timeout_graceful_shutdown=max(1, round(grace)),
         )
     )

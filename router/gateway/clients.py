@@ -9,14 +9,15 @@ answered. One timer looks at all connections; a request in order costs nothing f
 from __future__ import annotations
 
 import asyncio
+import re
 import urllib.parse
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 import httptools
 import uvicorn
-from uvicorn._types import ASGI3Application, ASGIReceiveEvent
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.domain.errors import (
@@ -37,6 +38,8 @@ from router.gateway.client_limits import (
     Reading,
     judge,
 )
+from router.gateway.cycles import Cycle
+from router.gateway.dispatch import Application
 from router.gateway.errors import error_response, write_response
 from router.gateway.requests import Receive, Scope, Send
 
@@ -48,7 +51,8 @@ _MOST_PIPELINED: Final = 16
 
 _UPGRADE_FIELDS: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
 
-_LATE = cast("ASGIReceiveEvent", {"type": "http.disconnect", "late": True})
+
+_PLAIN_TARGET: Final = re.compile(rb"/[0-9A-Za-z_./-]*")
 
 
 class _Refused(Exception):
@@ -105,17 +109,6 @@ class _Voice:
         self.close = close
 
 
-class _Cycle(RequestResponseCycle):
-    """One request and its answer. `expired` tells whoever reads the body that it is late."""
-
-    expired = False
-
-    async def receive(self) -> ASGIReceiveEvent:
-        """Return the next message; one of a late body says so, and can still be answered."""
-        message = _LATE if self.expired else await super().receive()
-        return _LATE if self.expired and not self.disconnected else message
-
-
 class ClientConnection(HttpToolsProtocol):
     """One client's connection.
 
@@ -123,7 +116,8 @@ class ClientConnection(HttpToolsProtocol):
     """
 
     config: EdgeConfig
-    cycle: _Cycle
+    cycle: Cycle  # type: ignore[assignment]  # in place of uvicorn's own
+    pipeline: deque[tuple[Cycle, Application]]  # type: ignore[assignment]  # of ours as well
 
     def __init__(
         self,
@@ -137,7 +131,8 @@ class ClientConnection(HttpToolsProtocol):
         self._limits = config.edge.limits
         self._reading = Reading.NOTHING
         self._since = self._heard = self.loop.time()
-        self._running: RequestResponseCycle | None = None
+        self._application = cast("Application", config.app)  # as it was given, without wrappers
+        self._running: Cycle | None = None
         self._surplus = False
         self._begun = self._upgrading = False
         self._head_bytes = self._body_bytes = self._framing = self._rest = 0
@@ -160,11 +155,13 @@ class ClientConnection(HttpToolsProtocol):
         """Tell the request that is being answered, and forget those behind it."""
         self._edge.leave(self)
         self.pipeline.clear()
-        running = self._running
-        if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
-        super().connection_lost(exc)
+        self.connections.discard(self)
+        if self._running is not None:
+            self._running.depart()
+        self.flow.resume_writing()
+        if exc is None:
+            self.transport.close()
+        self.parser = None  # type: ignore[assignment]  # as uvicorn does: it refers to this object
 
     def look(self, now: Seconds) -> None:
         """Act on what is overdue."""
@@ -207,7 +204,7 @@ class ClientConnection(HttpToolsProtocol):
             return
         cycle.expired = True
         cycle.keep_alive = False
-        cycle.message_event.set()
+        cycle.tell()
         self._turn_to(Reading.REST)
 
     # -- bytes in
@@ -291,49 +288,43 @@ class ClientConnection(HttpToolsProtocol):
         self._fill_scope()
         self.headers = []  # what comes now are trailers: none of the request's fields
         self.cycle = self._form_cycle()
-        app = self.app
+        app = self._application
         if self._surplus and not self.scope["path"].startswith(_ALWAYS_ANSWERED):
-            app = cast("ASGI3Application", _refuse_surplus)
+            app = cast("Application", _refuse_surplus)
         if self._running is None:
-            self._start_asgi_task(self.cycle, app)
+            self._serve(self.cycle, app)
             return
         if len(self.pipeline) >= _MOST_PIPELINED:
             raise _Refused(BadRequest("too many requests wait on this connection"))
         self.pipeline.appendleft((self.cycle, app))
 
     def _fill_scope(self) -> None:
-        parsed = httptools.parse_url(self.url)
-        raw_path = parsed.path or b""
-        path = raw_path.decode("ascii")
-        self.scope["method"] = self.parser.get_method().decode("ascii")
-        self.scope["http_version"] = self.parser.get_http_version()
-        self.scope["path"] = urllib.parse.unquote(path) if "%" in path else path
-        self.scope["raw_path"] = raw_path
-        self.scope["query_string"] = parsed.query or b""
+        scope = self.scope
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = self.parser.get_http_version()
+        scope["path"], scope["raw_path"], scope["query_string"] = _split_target(self.url)
 
-    def _form_cycle(self) -> _Cycle:
+    def _form_cycle(self) -> Cycle:
         # Whether the body of a request that expects 100-continue comes is open once it is
         # refused, so nothing can follow it on its connection.
         keep = not self._surplus and not self.expect_100_continue
-        return _Cycle(
-            scope=self.scope,
-            transport=cast("asyncio.Transport", self._voice),
+        return Cycle(
+            cast("Scope", self.scope),
+            voice=self._voice,
             flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=self.access_log,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
+            own_fields=self.server_state.default_headers,
+            expects_continue=self.expect_100_continue,
             keep_alive=keep
             and self.scope["http_version"] == "1.1"
             and self.parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _serve(self, cycle: Cycle, application: Application) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        task = self.loop.create_task(cycle.run(application))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body; drop what comes after its answer, within bounds."""
@@ -343,13 +334,14 @@ class ClientConnection(HttpToolsProtocol):
             if self._rest > LINGER_BYTES:
                 self._close_gently()
             return
-        super().on_body(body)
+        self.cycle.take(body)
 
     def on_message_complete(self) -> None:
         """End a request's body."""
         if self._upgrading:
             return
-        super().on_message_complete()
+        if not self.cycle.response_complete:
+            self.cycle.end_body()
         if self._reading is not Reading.REST:
             self._turn_to(Reading.NOTHING)
 
@@ -365,7 +357,7 @@ class ClientConnection(HttpToolsProtocol):
             self._since = self.loop.time()
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            self._serve(*self.pipeline.pop())
 
     def _close_gently(self) -> None:
         """Close after what was written; read on a little where the client still sends.
@@ -397,14 +389,23 @@ class ClientConnection(HttpToolsProtocol):
             running.keep_alive = False  # its request is whole: the fault is behind it
             return
         if running is not None:
-            running.disconnected = True
-            running.message_event.set()
+            running.depart()
             if running.response_started:
                 self.transport.abort()
                 return
         if running is not None or not in_body:  # else it was answered before its body broke
             self.transport.write(write_response(error_response(error)))
         self._close_gently()
+
+
+def _split_target(target: bytes) -> tuple[str, bytes, bytes]:
+    """Return the path of a request target, decoded and as sent, and its query."""
+    if _PLAIN_TARGET.fullmatch(target):
+        return target.decode("ascii"), target, b""
+    parsed = httptools.parse_url(target)
+    raw_path = parsed.path or b""
+    path = raw_path.decode("ascii")
+    return urllib.parse.unquote(path) if "%" in path else path, raw_path, parsed.query or b""
 
 
 def _explain(error: httptools.HttpParserError) -> RouterError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from router import __version__
 from router.domain.errors import (
@@ -19,10 +21,14 @@ from router.domain.errors import (
     NotFound,
     RouterError,
 )
+from router.gateway.dispatch import Application
 from router.gateway.errors import error_response
 from router.service.decisions import Document
 from router.service.models import ModelCatalog
 from router.service.tenants import TenantBook
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application  # for types alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,14 @@ def build_application(*, title: str) -> FastAPI:
     app.add_exception_handler(HTTPException, answer_http)
     app.add_exception_handler(Exception, answer_router_error)  # the framework logs what it was
     return app
+
+
+def behind_proxies(application: FastAPI) -> Application:
+    """Return an application that sees a client's own address behind a proxy on this host."""
+    wrapped = ProxyHeadersMiddleware(
+        cast("ASGI3Application", application), trusted_hosts=["127.0.0.1", "::1"]
+    )
+    return cast("Application", wrapped)  # the same shape, in uvicorn's words
 
 
 def _explain_http(request: Request, error: HTTPException) -> ClientFault:

@@ -216,7 +216,7 @@ class Endpoint:
             body = parse_body(await read_body(scope, receive, limit, share), self._kind)
             call = Call(self._path)
         ask = self._form_ask(scope, body, visit.tenant, answer.outcome)
-        await unless_gone(receive, self._serve(scope, ask, call, visit, answer))
+        await unless_gone(scope, receive, self._serve(scope, ask, call, visit, answer))
 
     async def _serve(
         self, scope: Scope, ask: Ask, call: Call, visit: Visit, answer: Answering
@@ -351,7 +351,7 @@ class StoredEndpoint(Endpoint):
         call = Call(scope["path"] + _read_query(scope), Verbatim(method=method))
         ask = self._form_ask(scope, passed_body(origin.model), visit.tenant, answer.outcome)
         work = self._serve(scope, replace(ask, only=origin.instance), call, visit, answer)
-        await unless_gone(receive, work)
+        await unless_gone(scope, receive, work)
 
 
 def _read_query(scope: Scope) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from router.domain.errors import (
     BodyTooLarge,
@@ -20,7 +20,18 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+DEPARTURES: Final = "prfaas.departures"
+"""The scope's extension that tells when the client leaves; a `Departures`."""
+
 _MAX_REQUEST_ID: Final = 128
+
+
+class Departures(Protocol):
+    """Tells when a client leaves, without anybody waiting for it."""
+
+    def on_departure(self, callback: Callable[[], None] | None) -> bool:
+        """Call `callback` when the client leaves, None nobody; False where it has left already."""
+        ...
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -130,12 +141,45 @@ def too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body is over {limit} bytes", code="body_too_large")
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def unless_gone(scope: Scope, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run `work` until it ends or the client leaves, whichever is first.
 
     A client that leaves cancels the work at once, waits for it to free what it holds, and raises
-    ClientGone.
+    ClientGone. Where the server does not call back, a task reads until it tells so.
     """
+    departures: Departures | None = scope.get("extensions", {}).get(DEPARTURES)
+    if departures is None:
+        await _race(receive, work)
+    else:
+        await _until_departure(departures, work)
+
+
+async def _until_departure(departures: Departures, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` in this task, which the client's departure cancels."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - a coroutine runs in one
+    gone = False
+
+    def leave() -> None:
+        nonlocal gone
+        gone = True
+        task.cancel()
+
+    if not departures.on_departure(leave):
+        work.close()
+        raise ClientGone("the client left")
+    try:
+        await work
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise ClientGone("the client left") from None
+        raise
+    finally:
+        departures.on_departure(None)
+
+
+async def _race(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` beside a task that waits for the client to leave."""
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_wait_for_disconnect(receive))
     try:
