@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import socket
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -20,9 +22,16 @@ from router.commands.process_environment import (
 )
 from router.compose.gateway import build_gateway
 from router.compose.models import CompositionError
-from router.compose.running import Listening, run_gateway
+from router.compose.running import (
+    Drain,
+    Ending,
+    Listening,
+    address_of,
+    open_listeners,
+    run_gateway,
+)
 from router.compose.stores import read_secret
-from router.settings import Settings, load
+from router.settings import Loaded, Settings, load
 from router.settings.checks import note_oddities
 
 
@@ -53,24 +62,52 @@ def serve(
     configure_logs(log_level or environment.log_level)
     for note in note_oddities(loaded.settings):
         print_fault(f"note: {note}")
+    with ExitStack() as held:
+        listeners = _listen(_listening(loaded.settings, host, port), held)
+        try:
+            _serve_alone(loaded, listeners)
+        except CompositionError as error:
+            raise CommandFailed(f"{config}: {error}", code=2) from error
+        except asyncio.CancelledError:
+            return
+
+
+def _listen(listening: Listening, held: ExitStack) -> list[socket.socket]:
     try:
-        gateway = build_gateway(loaded, secret=uvloop.run(read_secret(loaded.settings)))
-    except CompositionError as error:
-        raise CommandFailed(f"{config}: {error}", code=2) from error
-    _allow_open_files(2 * loaded.settings.server.max_connections)
-    listening = _listening(loaded.settings, host, port)
-    try:
-        uvloop.run(
-            run_gateway(
-                gateway, listening, announce=lambda url: print_fault(f"prfaas gateway on {url}")
-            )
-        )
+        return held.enter_context(open_listeners(listening))
     except OSError as error:
-        raise CommandFailed(
-            f"cannot listen on {listening.host}:{listening.port}: {error}"
-        ) from error
-    except asyncio.CancelledError:
-        return
+        place = f"{listening.host}:{listening.port}"
+        raise CommandFailed(f"cannot listen on {place}: {error}") from error
+
+
+def _serve_alone(loaded: Loaded, listeners: list[socket.socket]) -> None:
+    gateway = build_gateway(loaded, secret=uvloop.run(read_secret(loaded.settings)))
+    _allow_open_files(2 * loaded.settings.server.max_connections)
+    drain = loaded.settings.drain
+    uvloop.run(
+        run_gateway(
+            gateway,
+            listeners,
+            Drain(drain.delay_seconds, drain.grace_seconds),
+            _Alone(address_of(listeners[0])),
+        )
+    )
+
+
+class _Alone:
+    """The overseer of the one process of a gateway: the person who started it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def serving(self) -> None:
+        print_fault(f"prfaas gateway on {self._url}")
+
+    def leaving(self) -> None:
+        """Nobody else listens there."""
+
+    async def watch(self, ending: Ending) -> None:
+        """Signals alone end it."""
 
 
 def _allow_open_files(wanted: int) -> None:
@@ -99,6 +136,4 @@ def _listening(settings: Settings, host: str | None, port: int | None) -> Listen
         host=server.host if host is None else host,
         port=server.port if port is None else port,
         admin_port=settings.admin.port,
-        drain_delay=settings.drain.delay_seconds,
-        drain_grace=settings.drain.grace_seconds,
     )
