@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.metrics_core import Metric
 
 from kvmeta.types import SourceReport, SourceState
 from router.control.links import (
@@ -39,16 +38,12 @@ class LiveState:
     tenants: TenantBook
 
 
-class LiveGauges(Collector):
+class LiveGauges:
     """Gauges computed from live state: they never drift."""
 
     def __init__(self, live: LiveState, store_is_up: Callable[[], bool]) -> None:
         self._live = live
         self._store_is_up = store_is_up
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing is known before the first scrape; this keeps registration from collecting."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """Read everything now."""
@@ -93,20 +88,16 @@ class LiveGauges(Collector):
         inflight = gauge("inflight", "Legs of ours in flight")
         queue = gauge("queue_depth", "Requests waiting for capacity; absent when unknown")
         breaker = gauge("breaker_open", "Whether the breaker keeps work away")
-        turns = CounterMetricFamily(
-            "prfaas_instance_transitions_total", "Changes of health", labels=labels
-        )
         fleet = self._live.fleet
         for member in fleet.members:
             name = [member.instance.name, member.instance.role]
             up.add_metric(name, float(fleet.is_ready(member)))
             inflight.add_metric(name, member.inflight)
             breaker.add_metric(name, float(fleet.breaker_is_open(member)))
-            turns.add_metric(name, member.transitions)
             depth = fleet.queue_depth(member)
             if depth is not None:
                 queue.add_metric(name, depth)
-        yield from (up, inflight, queue, breaker, turns)
+        yield from (up, inflight, queue, breaker)
 
     def _queue(self) -> Iterator[Metric]:
         depth = GaugeMetricFamily(

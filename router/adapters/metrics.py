@@ -7,6 +7,8 @@ can invent is told as `other`. No key, salt or prompt is in any label.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
@@ -15,8 +17,11 @@ from prometheus_client.registry import Collector
 
 from kvmeta.backends.breakers import BreakerState
 from kvmeta.types import SourceId, SourceReport, SourceState
+from router.adapters.across_workers import GaugeReading, merge_gauges
 from router.adapters.live_gauges import LiveGauges, LiveState, source_gauges
+from router.adapters.shared_counters import read_shared
 from router.domain.decision import Decision, Placement, Route, TokenSource
+from router.domain.topology import Instance
 from router.domain.units import Bytes, Seconds
 from router.service.decisions import DecisionRecord
 from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, Usage
@@ -42,8 +47,11 @@ OTHER = "other"
 class PrometheusMetrics:
     """Implements the decision, queue, relay, request and ingest hooks; renders the exposition."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: Path | None = None) -> None:
+        """`shared` is where the gateway's workers count together (`share_counters`)."""
         self.registry = CollectorRegistry()
+        self._shared = shared
+        self._live: LiveGauges | None = None
         self.store_is_up = True
 
         def counter(name: str, what: str, labels: Sequence[str] = ()) -> Counter:
@@ -116,6 +124,9 @@ class PrometheusMetrics:
         )
         self._drift = counter(
             "tokenizer_drift_total", "Requests whose engine counted other prompt tokens than we"
+        )
+        self._transitions = counter(
+            "instance_transitions_total", "Changes of health", ("instance", "role")
         )
         for outcome in KvOutcome:
             self._kv_bytes.labels(outcome)
@@ -196,6 +207,12 @@ class PrometheusMetrics:
         """Count a request whose prompt the engine counted differently."""
         self._drift.inc()
 
+    # -- the fleet ---------------------------------------------------------------------------
+
+    def probed(self, instance: Instance, *, changed: bool) -> None:
+        """Count a change of health; an instance's count is there from its first probe on."""
+        self._transitions.labels(instance.name, instance.role).inc(int(changed))
+
     # -- the index ---------------------------------------------------------------------------
 
     def events_applied(self, source: SourceId, kind: str, count: int) -> None:  # noqa: ARG002 - part of the hook
@@ -219,14 +236,27 @@ class PrometheusMetrics:
     # -- exposition --------------------------------------------------------------------------
 
     def watch(self, live: LiveState) -> None:
-        """Read gauges from `live` at every scrape. Call once."""
-        self.registry.register(LiveGauges(live, lambda: self.store_is_up))
+        """Read gauges from `live` at every scrape from now on."""
+        self._live = LiveGauges(live, lambda: self.store_is_up)
 
-    def render(self, sources: Iterable[SourceReport]) -> bytes:
-        """Return the text exposition, with the index's sources as they are now."""
+    def gauges(self) -> Iterator[Metric]:
+        """Read this process's own gauges now."""
+        return iter(()) if self._live is None else self._live.collect()
+
+    def render(
+        self, sources: Iterable[SourceReport], others: Sequence[Sequence[GaugeReading]] = ()
+    ) -> bytes:
+        """Return the text exposition, with the index's sources as they are now.
+
+        `others` are the gauges of the gateway's other workers; their counts are in the shared
+        directory.
+        """
+        counted = self.registry if self._shared is None else read_shared(self._shared)
         scrape = CollectorRegistry()
-        scrape.register(_Once(lambda: source_gauges(sources)))
-        return generate_latest(_Plain(self.registry)) + generate_latest(_Plain(scrape))
+        scrape.register(
+            _Once(lambda: chain(merge_gauges(self.gauges(), others), source_gauges(sources)))
+        )
+        return generate_latest(_Plain(counted)) + generate_latest(_Plain(scrape))
 
 
 class _Plain(Collector):

@@ -11,12 +11,13 @@ from typing import Annotated, Final
 import typer
 from typer.exceptions import TyperException
 
-from router.commands import config, ctl, demo, engines, explain, kvmeta, replay, serve
+from router.commands import config, ctl, demo, engines, explain, kvmeta, replay, serve, worker
 from router.commands.output import FAILED, INTERRUPTED, UNUSABLE, CommandFailed, print_fault
 from router.settings import SettingsError
 
 REGISTRATIONS: Final[tuple[Callable[[typer.Typer], None], ...]] = (
     serve.register,
+    worker.register,
     kvmeta.register,
     demo.register,
     engines.register,

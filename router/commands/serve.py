@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import socket
-from contextlib import ExitStack
-from typing import Annotated
+import tempfile
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 import typer
 import uvloop
 
-from router.commands.logs import configure_logs
+from router.adapters.clocks import SystemClock
+from router.commands.logs import LogLevel, configure_logs
 from router.commands.output import CommandFailed, Unusable, print_fault
 from router.commands.process_environment import (
     ConfigOption,
@@ -21,6 +23,7 @@ from router.commands.process_environment import (
     read_process_environment,
 )
 from router.compose.gateway import build_gateway
+from router.compose.listeners import SharedListeners
 from router.compose.models import CompositionError
 from router.compose.running import (
     Drain,
@@ -31,8 +34,11 @@ from router.compose.running import (
     run_gateway,
 )
 from router.compose.stores import read_secret
+from router.compose.supervision import Crew, SupervisionFailed, Supervisor
 from router.settings import Loaded, Settings, load
 from router.settings.checks import note_oddities
+
+_Open = TypeVar("_Open")
 
 
 def register(app: typer.Typer) -> None:
@@ -57,41 +63,63 @@ def serve(
     environment = read_process_environment()
     config = choose_config(config, environment)
     loaded = load(config, os.environ)
-    if workers > 1:
-        raise Unusable(_explain_workers(loaded.settings, workers))
-    configure_logs(log_level or environment.log_level)
+    if workers > 1 and loaded.settings.store.embedded:
+        raise Unusable(
+            f"--workers {workers} needs a store that workers share: set store.url to Redis"
+            " (redis://…); memory:// lives in one process"
+        )
+    level = log_level or environment.log_level
+    configure_logs(level)
     for note in note_oddities(loaded.settings):
         print_fault(f"note: {note}")
-    with ExitStack() as held:
-        listeners = _listen(_listening(loaded.settings, host, port), held)
-        try:
-            _serve_alone(loaded, listeners)
-        except CompositionError as error:
-            raise CommandFailed(f"{config}: {error}", code=2) from error
-        except asyncio.CancelledError:
-            return
-
-
-def _listen(listening: Listening, held: ExitStack) -> list[socket.socket]:
+    _allow_open_files(2 * loaded.settings.server.max_connections)
+    listening = _listening(loaded.settings, host, port)
     try:
-        return held.enter_context(open_listeners(listening))
+        if workers == 1:
+            _serve_alone(loaded, listening)
+        else:
+            _serve_together(loaded, listening, workers, level)
+    except CompositionError as error:
+        raise CommandFailed(f"{config}: {error}", code=2) from error
+    except SupervisionFailed as error:
+        raise CommandFailed(f"{config}: {error}", code=error.code) from error
+    except asyncio.CancelledError:
+        return
+
+
+def _serve_alone(loaded: Loaded, listening: Listening) -> None:
+    with ExitStack() as held:
+        listeners = _listen(held, open_listeners(listening), listening)
+        gateway = build_gateway(loaded, secret=uvloop.run(read_secret(loaded.settings)))
+        overseer = _Alone(address_of(listeners[0]))
+        uvloop.run(run_gateway(gateway, listeners, _drain(loaded.settings), overseer))
+
+
+def _serve_together(loaded: Loaded, listening: Listening, count: int, level: LogLevel) -> None:
+    with ExitStack() as held:
+        listeners = _listen(held, SharedListeners(listening, count), listening)
+        directory = held.enter_context(tempfile.TemporaryDirectory(prefix="prfaas-"))
+        url = address_of(listeners.of(0)[0])
+        crew = Crew(loaded, count, Path(directory), _drain(loaded.settings), level)
+        supervisor = Supervisor(
+            crew,
+            listeners,
+            clock=SystemClock(),
+            announce=lambda: print_fault(f"prfaas gateway on {url}, {count} workers"),
+        )
+        uvloop.run(supervisor.run())
+
+
+def _listen(held: ExitStack, opening: AbstractContextManager[_Open], listening: Listening) -> _Open:
+    try:
+        return held.enter_context(opening)
     except OSError as error:
         place = f"{listening.host}:{listening.port}"
         raise CommandFailed(f"cannot listen on {place}: {error}") from error
 
 
-def _serve_alone(loaded: Loaded, listeners: list[socket.socket]) -> None:
-    gateway = build_gateway(loaded, secret=uvloop.run(read_secret(loaded.settings)))
-    _allow_open_files(2 * loaded.settings.server.max_connections)
-    drain = loaded.settings.drain
-    uvloop.run(
-        run_gateway(
-            gateway,
-            listeners,
-            Drain(drain.delay_seconds, drain.grace_seconds),
-            _Alone(address_of(listeners[0])),
-        )
-    )
+def _drain(settings: Settings) -> Drain:
+    return Drain(settings.drain.delay_seconds, settings.drain.grace_seconds)
 
 
 class _Alone:
@@ -119,15 +147,6 @@ def _allow_open_files(wanted: int) -> None:
             f"note: {hard} open files are allowed (ulimit -Hn), too few for"
             f" server.max_connections and as many to engines ({wanted})"
         )
-
-
-def _explain_workers(settings: Settings, workers: int) -> str:
-    if settings.store.embedded:
-        return (
-            f"--workers {workers} needs a store that workers share: set store.url to Redis"
-            " (redis://…); memory:// lives in one process"
-        )
-    return f"--workers {workers}: this gateway runs one process"
 
 
 def _listening(settings: Settings, host: str | None, port: int | None) -> Listening:

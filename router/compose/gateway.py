@@ -23,6 +23,8 @@ from router.adapters.event_feed import IngestFeed, NoFeed
 from router.adapters.live_gauges import LiveState
 from router.adapters.metrics import PrometheusMetrics
 from router.adapters.probes import HttpProbe
+from router.adapters.siblings import Seat
+from router.adapters.workers import Workers
 from router.compose.ingest import build_shard
 from router.compose.models import (
     CompositionError,
@@ -91,6 +93,7 @@ class Core:
     settings: Settings
     clock: SystemClock
     metrics: PrometheusMetrics
+    workers: Workers
     catalog: ModelCatalog
     connector: Connector
     fleet: Fleet
@@ -148,11 +151,13 @@ class Gateway:
                 clock=self.core.clock,
                 interval=probe.interval_seconds,
                 lines=self.core.engines,
+                hook=self.core.metrics,
             )
             silence = _build_silence_watch(self.core)
             for instance in self.membership.instances:
                 await self.ingest.feed.follow(instance)
             await prober.probe_all()
+            await stack.enter_async_context(self.core.workers.answering())
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             runs = (*self.ingest.runs, prober.run, silence.run, self.core.truth.run)
             background = [tasks.create_task(run()) for run in runs]
@@ -171,12 +176,15 @@ class Ingest:
     runs: tuple[Callable[[], Coroutine[None, None, None]], ...]
 
 
-def build_gateway(loaded: Loaded, *, secret: bytes | None = None) -> Gateway:
+def build_gateway(
+    loaded: Loaded, *, secret: bytes | None = None, seat: Seat | None = None
+) -> Gateway:
     """Return the gateway of a configuration. Raises CompositionError.
 
     `secret` derives the salts of tenants that have none (`stores.read_secret`); None makes one up.
+    `seat` is this process's place among the workers of one gateway, if there are several.
     """
-    core = _build_core(loaded, secret or secrets.token_bytes(32))
+    core = _build_core(loaded, secret or secrets.token_bytes(32), seat)
     routing = _build_routing(core)
     ingest = _build_ingest(core)
     membership = Membership(core.fleet, ingest.feed)
@@ -233,10 +241,10 @@ def _build_ingest(core: Core) -> Ingest:
     return Ingest(IngestFeed(target, layout_of, discovery), runs)
 
 
-def _build_core(loaded: Loaded, secret: bytes) -> Core:
+def _build_core(loaded: Loaded, secret: bytes, seat: Seat | None) -> Core:
     settings = loaded.settings
     clock = SystemClock()
-    metrics = PrometheusMetrics()
+    metrics = PrometheusMetrics(shared=None if seat is None else seat.directory)
     topology = build_topology(settings)
     threshold = settings.scheduler.threshold
     catalog = build_catalog(loaded)
@@ -249,6 +257,7 @@ def _build_core(loaded: Loaded, secret: bytes) -> Core:
         settings=settings,
         clock=clock,
         metrics=metrics,
+        workers=Workers(seat, metrics, clock),
         catalog=catalog,
         connector=_choose_connector(settings),
         fleet=fleet,
@@ -485,6 +494,7 @@ def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRo
             clock=core.clock,
             store=core.store.kind,
             store_is_up=lambda: core.metrics.store_is_up,
+            describe_workers=core.workers.describe,
         ),
         clock=core.clock,
         parse_instance=lambda document: parse_instance(document, core.settings),
@@ -530,7 +540,7 @@ def can_serve(fleet: Fleet) -> bool:
 
 
 async def _render_metrics(core: Core) -> bytes:
-    return core.metrics.render(await core.index.describe())
+    return await core.workers.render_metrics(await core.index.describe())
 
 
 def _new_id() -> str:

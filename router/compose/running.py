@@ -65,9 +65,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def build_server(
-    application: Application, edge: ClientEdge, grace: Seconds
-) -> uvicorn.Server:
+def build_server(application: Application, edge: ClientEdge, grace: Seconds) -> uvicorn.Server:
     """Return a server that leaves signals alone and ends streams `grace` seconds after its end."""
     return _Server(
         EdgeConfig(

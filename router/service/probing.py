@@ -60,6 +60,14 @@ class _Asked:
     failed_at: Seconds = -inf
 
 
+class ProbeHook(Protocol):
+    """Watches probes; metrics hang here. Implementations never raise."""
+
+    def probed(self, instance: Instance, *, changed: bool) -> None:
+        """Told of each probe that counted, and whether it changed who is alive."""
+        ...
+
+
 class Prober:
     """Probes the whole fleet at an interval, all instances side by side."""
 
@@ -71,7 +79,9 @@ class Prober:
         clock: Clock,
         interval: Seconds,
         lines: EngineLines,
+        hook: ProbeHook,
     ) -> None:
+        self._hook = hook
         self._fleet = fleet
         self._probe = probe
         self._clock = clock
@@ -136,6 +146,7 @@ class Prober:
             name, ok=outcome.healthy, answered=outcome.answered, reading=outcome.reading
         )
         alive = member.health.alive
+        self._hook.probed(member.instance, changed=known is not None and known is not alive)
         if alive is not known and (known, alive) != (None, True):
             level = logging.INFO if alive else logging.WARNING
             _LOG.log(level, "instance %s is %s", name, "alive again" if alive else "down")

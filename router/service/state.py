@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from kvmeta.index import MetadataIndex
@@ -38,8 +38,13 @@ class StateReport:
         clock: Clock,
         store: str,
         store_is_up: Callable[[], bool],
+        describe_workers: Callable[[], Awaitable[Document]],
     ) -> None:
-        """`store` names the kind of store, without credentials."""
+        """`store` names the kind of store, without credentials.
+
+        `describe_workers` tells which process answers, and which others the gateway has.
+        """
+        self._describe_workers = describe_workers
         self._fleet = fleet
         self._links = links
         self._operator = operator
@@ -56,6 +61,7 @@ class StateReport:
         """Return everything in one document."""
         return {
             "at": self._clock.now().isoformat(),
+            **await self._describe_workers(),
             "store": {"kind": self._store, "up": self._store_is_up()},
             "models": [self._model(model) for model in self._catalog.models],
             "clusters": [

@@ -28,6 +28,16 @@ class ScriptedProbe:
         return ProbeOutcome(healthy=self.healthy)
 
 
+class CountedTurns:
+    """Counts the changes that a prober tells of."""
+
+    def __init__(self) -> None:
+        self.changes: list[bool] = []
+
+    def probed(self, instance: Instance, *, changed: bool) -> None:  # noqa: ARG002 - the protocol's
+        self.changes.append(changed)
+
+
 class HeldProbe:
     """Answers each probe when the test says so, in any order."""
 
@@ -52,7 +62,14 @@ class Scene:
             rules=FleetRules(probe=ProbeRules(failures=3, successes=2)),
         )
         self.fleet.record_probe("d0", ok=True)
-        self.prober = Prober(self.fleet, probe, clock=self.clock, interval=1.0, lines=self.lines)
+        self.prober = Prober(
+            self.fleet,
+            probe,
+            clock=self.clock,
+            interval=1.0,
+            lines=self.lines,
+            hook=CountedTurns(),
+        )
 
     @property
     def alive(self) -> bool | None:
@@ -136,19 +153,23 @@ async def test_an_answer_that_was_overtaken_does_not_count() -> None:
 async def test_an_instance_that_goes_and_comes_is_logged_once_each_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One line when it is down, one when it is back, none for probes that change nothing."""
+    """One line when it is down, one when it is back, none for probes that change nothing.
+
+    The hook is told of as many changes: the first finding is none.
+    """
     caplog.set_level(logging.INFO, logger="router.service.probing")
-    clock, probe = FakeClock(), ScriptedProbe()
+    clock, probe, turns = FakeClock(), ScriptedProbe(), CountedTurns()
     fleet = Fleet(
         [Cluster("pd", ClusterKind.PD)],
         [Instance("d0", "pd", "http://127.0.0.1:1", Role.DECODE)],
         clock=clock,
         rules=FleetRules(probe=ProbeRules(failures=3, successes=2)),
     )
-    prober = Prober(fleet, probe, clock=clock, interval=1.0, lines=FakeLines())
+    prober = Prober(fleet, probe, clock=clock, interval=1.0, lines=FakeLines(), hook=turns)
     for healthy in (True, False, False, False, False, True, True, True):
         clock.advance(1.0)
         probe.healthy = healthy
         await prober.probe_all()
     told = [(record.levelname, record.message) for record in caplog.records]
     assert told == [("WARNING", "instance d0 is down"), ("INFO", "instance d0 is alive again")]
+    assert turns.changes == [False, False, False, True, False, False, True, False]
