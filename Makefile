@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
 PEER   := build/bench/vllm-router
 
-.PHONY: help demo test redis long bench lint types check lock clean
+.PHONY: help demo test redis long bench soak lint types check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -27,11 +27,14 @@ redis:
 		apt-get install --quiet=2 --yes --no-install-recommends redis-server; } \
 		|| { echo "the tests need a real Redis 7: apt-get install redis-server" >&2; exit 1; }
 
-long: $(VENV)/.dev redis ## the minutes-long part: trace replays, soaks of the store
+long: $(VENV)/.dev redis ## the minutes-long part: trace replays, soaks
 	$(BIN)/python -m pytest -m long --timeout 1500 $(ARGS)
 
 bench: $(VENV)/.runtime $(PEER)/.installed ## this gateway beside vllm-router, into docs/benchmarks
 	@$(BIN)/python -m bench.gateway $(ARGS)
+
+soak: $(VENV)/.dev redis ## mixed traffic and faults, then the books: make soak ARGS="--minutes 30"
+	$(BIN)/python -m tests.soak $(ARGS)
 
 check: lint types
 

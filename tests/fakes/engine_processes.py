@@ -11,6 +11,7 @@ await fleet["f0"].start()     # at the same address, with an empty cache
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -26,11 +27,25 @@ from tests.fakes.systems import BLOCK, Document, describe, merged, write_configu
 ROLES = {"p": "prefill", "d": "decode", "f": "prefill", "b": "both"}
 
 
+_FIRST_PORT, _LAST_PORT = 15_000, 32_000
+"""Below Linux's ephemeral ports: no outgoing connection takes one while its engine is down."""
+
+
 def free_ports(count: int) -> list[int]:
     """Return free ports, all different: every one is held until all are found."""
+    found: list[int] = []
+    start = os.getpid() * 131 % (_LAST_PORT - _FIRST_PORT)
     with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in held]
+        for step in range(_LAST_PORT - _FIRST_PORT):
+            port = _FIRST_PORT + (start + step) % (_LAST_PORT - _FIRST_PORT)
+            try:
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError("no free ports")
 
 
 class EngineProcess:
@@ -89,19 +104,26 @@ class EngineFleet:
 
 @asynccontextmanager
 async def engine_fleet(
-    directory: Path, names: str, *, threshold: int = 100, **changes: object
+    directory: Path,
+    names: str,
+    *,
+    threshold: int = 100,
+    model: Document | None = None,
+    **changes: object,
 ) -> AsyncIterator[EngineFleet]:
     """Run one process for each name (see `scripted_system`) for the time of the block.
 
-    `changes` are laid over the configuration, of the engines too.
+    `model` adds to what the configuration says of the model; `changes` are laid over the
+    configuration, of the engines too.
     """
     entries = _describe_engines(names.split())
-    model: Document = {
+    served: Document = {
         "cache": {"block_size": BLOCK},
         "profiles": {"prfaas": "./profile.yaml", "pd": "./profile.yaml"},
+        **(model or {}),
     }
     small: Document = {"engines": {"blocks": 4096, "max_model_len": 8192}}
-    whole = describe(_clusters(entries), threshold=threshold, model=model, **small)
+    whole = describe(_clusters(entries), threshold=threshold, model=served, **small)
     whole = merged(whole, changes)
     path = write_configuration(directory, whole)
     engines = {}

@@ -84,13 +84,20 @@ class RunningCommand:
 
 
 @asynccontextmanager
-async def prfaas(*arguments: str, directory: Path) -> AsyncIterator[RunningCommand]:
-    """Run `prfaas` for the time of the block, without the test's environment in its settings."""
+async def prfaas(
+    *arguments: str, directory: Path, module: str = "router"
+) -> AsyncIterator[RunningCommand]:
+    """Run `prfaas` for the time of the block, without the test's environment in its settings.
+
+    `module` may be another one, that runs it with something more.
+    """
     environment = {name: value for name, value in os.environ.items() if "PRFAAS" not in name}
+    if module != "router":
+        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "router",
+        module,
         *arguments,
         cwd=directory,
         stdin=asyncio.subprocess.DEVNULL,

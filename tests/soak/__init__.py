@@ -1,0 +1,1 @@
+"""Mixed traffic and faults for minutes, and then the books: `make soak ARGS="--minutes 30"`."""
