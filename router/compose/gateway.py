@@ -56,6 +56,7 @@ from router.gateway.front import (
     build_models,
 )
 from router.gateway.openai import OpenAiRules, OpenAiSurface
+from router.gateway.openapi import Keys, Surroundings, add_description
 from router.gateway.requests import BodyBudget
 from router.ports import Timeouts
 from router.service.admission import Admission
@@ -83,7 +84,13 @@ from router.service.stored_responses import StoredResponses
 from router.service.tenants import TenantBook
 from router.service.truth import TruthWatch
 from router.service.visits import Visits
-from router.settings import Loaded, Settings, build_topology, parse_instance
+from router.settings import (
+    Loaded,
+    Settings,
+    build_topology,
+    describe_instance,
+    parse_instance,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +443,12 @@ def _build_applications(
         private.include_router(build_health(front))
     private.include_router(build_metrics(front))
     private.include_router(build_admin(_admin_room(core, routing, membership)))
+    if settings.server.openapi:
+        keys = Keys(clients=not core.tenants.is_open, admins=bool(build_admin_keys(settings)))
+        schemas = describe_instance()
+        add_description(public, Surroundings(surface.paths(), keys, schemas))
+        if private is not public:
+            add_description(private, Surroundings({}, keys, schemas))
     limit = settings.server.max_body_bytes
     others = BoundedBodies(behind_proxies(public), limit, budget)
     clients: Application = Dispatcher(surface.endpoints(), others, families=surface.families())

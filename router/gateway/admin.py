@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from fastapi import APIRouter, Body, Depends, Query, Request, status
@@ -118,6 +118,13 @@ def _is_loopback(host: str) -> bool:
 
 
 Pairs = Annotated[PairParameters, Query()]
+
+_INSTANCE_BODY: Final = {
+    "requestBody": {
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/InstanceEntry"}}}
+    }
+}
+"""How the settings describe a body that they read."""
 
 
 def build_admin(room: AdminRoom) -> APIRouter:
@@ -280,7 +287,12 @@ def _add_instances(routes: APIRouter, room: AdminRoom, viewer: Any, operator: An
         """Return every instance."""
         return {"instances": room.report.instances()}
 
-    @routes.post("/instances", dependencies=[operator], status_code=status.HTTP_201_CREATED)
+    @routes.post(
+        "/instances",
+        dependencies=[operator],
+        status_code=status.HTTP_201_CREATED,
+        openapi_extra=_INSTANCE_BODY,
+    )
     async def add_instance(body: Annotated[dict[str, Any], Body()]) -> Document:
         """Let an instance join: a configuration entry plus its `cluster`."""
         member = await room.membership.add(room.parse_instance(body))

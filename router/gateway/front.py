@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import PlainTextResponse
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from router import __version__
@@ -23,12 +24,40 @@ from router.domain.errors import (
 )
 from router.gateway.dispatch import Application
 from router.gateway.errors import error_response
-from router.service.decisions import Document
 from router.service.models import ModelCatalog
 from router.service.tenants import TenantBook
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application  # for types alone
+
+
+class Health(BaseModel):
+    """Whether the process lives."""
+
+    status: Literal["ok"] = "ok"
+    version: str = __version__
+
+
+class Readiness(BaseModel):
+    """Whether a request could be served."""
+
+    status: Literal["ready", "not ready"]
+
+
+class ModelCard(BaseModel):
+    """A name that clients may use, as OpenAI's clients read it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "prfaas"
+
+
+class ModelList(BaseModel):
+    """Every name that clients may use."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +73,7 @@ class FrontRoom:
 
 def build_application(*, title: str) -> FastAPI:
     """Return an empty application in which every error has the one shape of DESIGN 4."""
-    # Without its own description of the paths: the relayed ones would be missing in it.
+    # The framework's own description would miss the relayed paths: see `openapi`.
     app = FastAPI(title=title, version=__version__, openapi_url=None)
 
     async def answer_router_error(_: Request, error: Exception) -> Response:
@@ -102,16 +131,18 @@ def build_health(room: FrontRoom) -> APIRouter:
     routes = APIRouter(tags=["health"])
 
     @routes.get("/health")
-    async def read_health() -> Document:
+    async def read_health() -> Health:
         """Whether the process lives."""
-        return {"status": "ok", "version": __version__}
+        return Health()
 
-    @routes.get("/ready")
-    async def read_readiness() -> Response:
+    @routes.get("/ready", responses={503: {"model": Readiness}})
+    async def read_readiness(response: Response) -> Readiness:
         """Whether a request could be served: 503 while draining or with nobody alive."""
         if room.is_ready():
-            return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready"}, 503, {"retry-after": "1"})
+            return Readiness(status="ready")
+        response.status_code = 503
+        response.headers["retry-after"] = "1"
+        return Readiness(status="not ready")
 
     return routes
 
@@ -120,7 +151,7 @@ def build_metrics(room: FrontRoom) -> APIRouter:
     """Return `/metrics`, without authentication as Prometheus expects."""
     routes = APIRouter(tags=["metrics"])
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def read_metrics() -> Response:
         """Everything counted, in the Prometheus text format."""
         body = await room.render_metrics()
@@ -133,21 +164,24 @@ def build_models(room: FrontRoom) -> APIRouter:
     """Return `/v1/models`: the names that clients may use."""
     routes = APIRouter(tags=["openai"])
 
-    def card(name: str) -> Document:
-        return {"id": name, "object": "model", "created": room.started_at, "owned_by": "prfaas"}
+    def card(name: str) -> ModelCard:
+        return ModelCard(id=name, created=room.started_at)
 
     def authenticate(request: Request) -> None:
-        value = request.headers.get("authorization")
-        room.tenants.authenticate(None if value is None else value.encode("latin-1"))
+        told = request.headers.get("authorization")
+        key = request.headers.get("x-api-key")
+        if told is None and key is not None:  # as Anthropic's clients send it
+            told = f"Bearer {key}"
+        room.tenants.authenticate(None if told is None else told.encode("latin-1"))
 
     @routes.get("/v1/models")
-    async def list_models(request: Request) -> Document:
+    async def list_models(request: Request) -> ModelList:
         """Return every configured name."""
         authenticate(request)
-        return {"object": "list", "data": [card(name) for name in room.catalog.names]}
+        return ModelList(data=[card(name) for name in room.catalog.names])
 
     @routes.get("/v1/models/{name:path}")
-    async def read_model(request: Request, name: str) -> Document:
+    async def read_model(request: Request, name: str) -> ModelCard:
         """Return one configured name."""
         authenticate(request)
         return card(room.catalog.resolve(name).asked)

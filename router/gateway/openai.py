@@ -145,10 +145,14 @@ class OpenAiSurface:
         self.new_id = new_id
         self.rules = rules
 
+    def paths(self) -> dict[str, BodyKind]:
+        """Return every path that takes POST, and what its bodies are."""
+        passed = dict.fromkeys((*PASSED_PATHS, *self.rules.passed_paths), BodyKind.PASSED)
+        return passed | RELAYED_PATHS
+
     def endpoints(self) -> dict[str, Endpoint]:
         """Return the ASGI application of every path that takes POST."""
-        passed = dict.fromkeys((*PASSED_PATHS, *self.rules.passed_paths), BodyKind.PASSED)
-        return {path: Endpoint(self, path, kind) for path, kind in (passed | RELAYED_PATHS).items()}
+        return {path: Endpoint(self, path, kind) for path, kind in self.paths().items()}
 
     def families(self) -> dict[str, StoredEndpoint]:
         """Return the ASGI application of every path that begins with one of ours."""

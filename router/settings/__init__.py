@@ -5,7 +5,13 @@ from router.settings.loading import Loaded, load, load_settings
 from router.settings.profile_files import ProfileFile
 from router.settings.root import Settings
 from router.settings.secrets import digest_key
-from router.settings.topology import Topology, build_layout, build_topology, parse_instance
+from router.settings.topology import (
+    Topology,
+    build_layout,
+    build_topology,
+    describe_instance,
+    parse_instance,
+)
 
 __all__ = [
     "Fault",
@@ -16,6 +22,7 @@ __all__ = [
     "Topology",
     "build_layout",
     "build_topology",
+    "describe_instance",
     "digest_key",
     "load",
     "load_settings",

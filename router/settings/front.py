@@ -72,7 +72,7 @@ _INTERNAL_PATHS: Final = frozenset(
         "/inference/v1/abort_requests",
     ]
 )
-_OWN_PATHS: Final = ("/ready", "/v1/models")
+_OWN_PATHS: Final = ("/ready", "/v1/models", "/openapi.json")
 
 
 def _check_passed_path(path: str) -> str:
@@ -135,6 +135,8 @@ class ServerSettings(Section):
     expose much that is not for clients; what steers an engine is refused."""
     cors: CorsSettings = CorsSettings()
     """Cross-origin access."""
+    openapi: bool = True
+    """Whether each listener describes what it serves at `/openapi.json`, as vLLM's does."""
 
 
 class StoreSettings(Section):

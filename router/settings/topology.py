@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvmeta.types import CacheLayout, KvGroup
 from router.domain.errors import BadRequest
@@ -118,6 +119,18 @@ def parse_instance(document: Mapping[str, Value], settings: Settings) -> Instanc
         hint = suggest(instance.model, names)
         raise BadRequest(f"model: no model is named {instance.model!r}{hint}", param="model")
     return build_instance(instance, cluster.name, settings)
+
+
+def describe_instance() -> dict[str, Any]:
+    """Return the JSON schemas of what `parse_instance` reads, as `InstanceEntry`, by name."""
+    schema = InstanceSettings.model_json_schema(
+        by_alias=True, ref_template="#/components/schemas/{model}"
+    )
+    parts: dict[str, Any] = schema.pop("$defs", {})
+    target = _NewInstance.model_json_schema()
+    schema["properties"] |= target["properties"]
+    schema["required"] += target["required"]
+    return parts | {"InstanceEntry": schema | {"title": "InstanceEntry"}}
 
 
 def _find_cluster(settings: Settings, name: str) -> ClusterSettings:
