@@ -122,6 +122,45 @@ def decide_local(snapshot: Snapshot, reason: Reason) -> Decision | NoRoute:
     return _local(snapshot, home, reason, reported)
 
 
+def decide_bound(snapshot: Snapshot, bound: str) -> Decision | NoRoute:
+    """Return the decision that prefills at `bound`, an instance that `router.control.slack` chose.
+
+    Where t is of another opinion the reason is `sooner_…`. Whoever cannot be bound to, since it is
+    not ready or has no decode partner, leaves the choice to `decide`.
+    """
+    cluster = choose_home(snapshot)
+    if cluster is None:
+        return NoRoute(snapshot.request.model)
+    shown = without(snapshot, _rivals(snapshot, bound))
+    home = _Home(cluster, choose_local_prefill(_named(shown, cluster.name)))
+    offers = [_examine(shown, home, pair) for pair in shown.pairs if pair.pd == cluster.name]
+    for offer in offers:
+        if offer.candidate is not None and offer.candidate.name == bound:
+            above = offer.uncached > offer.pair.threshold.tokens
+            reason = Reason.ABOVE_THRESHOLD if above else Reason.SOONER_REMOTE
+            return _remote(shown, home, offer, reason)
+    if home.candidate is None or home.candidate.name != bound:
+        return decide(snapshot)
+    reported = min(offers, key=_distance, default=None)
+    if reported is None:
+        return _local(shown, home, _reason_without_pairs(shown, home), None)
+    reason = Reason.SOONER_LOCAL if reported.takes else reported.reason
+    return _local(shown, home, reason, reported)
+
+
+def _rivals(snapshot: Snapshot, bound: str) -> frozenset[str]:
+    """Return who else in the instance's cluster could prefill."""
+    for cluster in snapshot.clusters:
+        names = {view.name for view in cluster.instances if view.role is not Role.DECODE}
+        if bound in names:
+            return frozenset(names - {bound})
+    return frozenset()
+
+
+def _named(snapshot: Snapshot, name: str) -> ClusterView:
+    return next(cluster for cluster in snapshot.clusters if cluster.name == name)
+
+
 def without(snapshot: Snapshot, excluded: frozenset[str]) -> Snapshot:
     """Return the snapshot with the named instances not ready."""
     if not excluded:

@@ -24,7 +24,7 @@ from router.domain.decision import (
 )
 from router.domain.topology import ClusterKind, Role
 from router.domain.units import Bytes, from_gbps
-from router.policy.route import decide, decide_local, without
+from router.policy.route import decide, decide_bound, decide_local, without
 from tests.fakes.snapshots import HOME, WEST, a_link, a_pair, a_snapshot, an_instance, held
 
 
@@ -453,3 +453,39 @@ def test_unknown_is_shown_for_a_cluster_without_a_candidate() -> None:
     """Every candidate cluster is named in the beliefs, an empty one as unknown."""
     beliefs = dict(decided(a_snapshot(west=())).cached)
     assert beliefs == {HOME: held(0), WEST: held(None)}
+
+
+@pytest.mark.parametrize(
+    ("total", "bound", "route", "reason"),
+    [
+        (30_000, "pf-1", Route.PRFAAS, Reason.ABOVE_THRESHOLD),
+        (8_000, "pf-1", Route.PRFAAS, Reason.SOONER_REMOTE),
+        (8_000, "pd-p1", Route.LOCAL, Reason.BELOW_THRESHOLD),
+        (30_000, "pd-p1", Route.LOCAL, Reason.SOONER_LOCAL),
+    ],
+)
+def test_what_is_bound_prefills_there(total: int, bound: str, route: Route, reason: Reason) -> None:
+    """The instance that the queue chose does it, however long its line; t is told if it agrees."""
+    snapshot = a_snapshot(
+        total,
+        home=(
+            an_instance("pd-p0", Role.PREFILL),
+            an_instance("pd-p1", Role.PREFILL, ahead=9.0),
+            an_instance("pd-d0", Role.DECODE),
+        ),
+        west=(
+            an_instance("pf-0", Role.PREFILL, cluster=WEST),
+            an_instance("pf-1", Role.PREFILL, cluster=WEST, ahead=9.0),
+        ),
+    )
+    decision = decide_bound(snapshot, bound)
+    assert isinstance(decision, Decision)
+    assert (decision.route, decision.reason) == (route, reason)
+    assert decision.prefill is not None
+    assert decision.prefill.instance == bound
+
+
+def test_who_cannot_be_bound_to_leaves_it_to_the_rule() -> None:
+    """A name that is not ready is as if nothing had been bound."""
+    snapshot = a_snapshot(30_000)
+    assert decide_bound(snapshot, "pf-9") == decide(snapshot)
