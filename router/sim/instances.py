@@ -128,16 +128,24 @@ class Pool(Generic[_T]):
         self.decodes = [each for each in ready if each.role is Role.DECODE]
 
     def view_candidates(
-        self, now: Seconds, blocks: tuple[int, ...], total: Tokens, whole: Seconds, limit: int
+        self,
+        now: Seconds,
+        blocks: tuple[int, ...],
+        total: Tokens,
+        whole: Seconds,
+        limit: int,
+        only: Instance[_T] | None = None,
     ) -> list[InstanceView]:
         """Return the prefill instances among which the rule would choose.
 
         `whole` is the prompt's prefill time with nothing cached, `limit` the queue that is full.
+        Where `only` is one of them, it alone.
         """
         views: list[InstanceView] = []
         least: Instance[_T] | None = None
         rank, queued = (True, float("inf"), ""), 0
-        for each in self.prefills:
+        among = [only] if only in self.prefills else self.prefills
+        for each in among:
             if blocks and (cached := each.cache.match(blocks, total)):
                 seconds = each.profile.prefill_seconds(total - cached)
                 belief = CacheBelief(cached, SourceState.SYNCED)

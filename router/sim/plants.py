@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from router.control.slack import SlackRules
 from router.domain.decision import GateView, Rule, ThresholdMode
 from router.domain.errors import RouterError
 from router.domain.topology import ClusterKind, Role
@@ -66,12 +67,13 @@ class DecodeSpec:
 class RuleSpec:
     """The configured parts of the rule: see `scheduler` in the configuration.
 
-    `rule` is `scheduler.policy`.
+    `rule` is `scheduler.policy`, `slack` what its queue goes by.
     `by_total` compares total instead of uncached tokens with t, the classic mistake, which only
     simulations can make.
     """
 
     rule: Rule = Rule.PAPER
+    slack: SlackRules = SlackRules()
     mode: ThresholdMode = ThresholdMode.MANUAL
     tokens: Tokens = 19_400
     by_total: bool = False
@@ -106,6 +108,10 @@ class PlantSpec:
             raise PlantFault("a simulated system has exactly one PD cluster")
         if self.pd.decodes < 1:
             raise PlantFault(f"nobody decodes in {self.pd.name!r}")
+        if self.rule.rule is Rule.SLACK and not self.pd.prefills:
+            raise PlantFault(
+                f"the rule `slack` needs an instance that prefills in {self.pd.name!r}"
+            )
         sources = [link.source for link in self.links]
         if len(sources) != len(set(sources)) or set(sources) != remote:
             raise PlantFault("each PrfaaS cluster needs exactly one link")

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from router.control.admission import AdmissionRules, FairQueue, Lane, Waiting
-from router.domain.decision import Decision, NoRoute, Reason, Route
+from router.domain.decision import Decision, NoRoute, Reason, Route, Rule
 from router.domain.units import Seconds
 from router.policy.route import decide, decide_local
 from router.sim.instances import Instance
 from router.sim.kernel import Calendar
+from router.sim.late_binding import LateBinding
 from router.sim.plants import Conversion, Incident, LinkChange, PlantSpec, Reference
 from router.sim.records import Outcome, Record
 from router.sim.system import Job, System, Wire
@@ -50,6 +51,9 @@ class Simulation:
         self._queue = FairQueue(AdmissionRules(queue_size=plant.rule.queue_size))
         self._queued: dict[Waiting, Job] = {}
         self._arrived = 0
+        self._late = (
+            LateBinding(self.system, plant.rule.slack) if plant.rule.rule is Rule.SLACK else None
+        )
         self._left = count
         self._limit = plant.decode.slots if plant.decode.reserved else None
         for incident in incidents:
@@ -77,10 +81,26 @@ class Simulation:
         self._await_next()
         self._arrived += 1
         job = self.system.admit(self._arrived, demand, self._reference)
-        if self._queue or self.system.home.least_loaded(self._limit) is None:
+        if self._late is not None:
+            self._join(job)
+        elif self._queue or self.system.home.least_loaded(self._limit) is None:
             self._wait(job)
         else:
             self._route(job)
+
+    def _join(self, job: Job) -> None:
+        """Let a job wait for an instance instead of sending it to one."""
+        assert self._late is not None  # noqa: S101 - only called where there is a queue
+        if self._late.join(job, self.calendar.now):
+            self._bind()
+        else:
+            self._reject(job)
+
+    def _bind(self, _: object = None) -> None:
+        """Let free instances take those that wait."""
+        if self._late is not None:
+            for job, decision in self._late.bind(self.calendar.now, self._limit):
+                self._follow(job, decision)
 
     def _wait(self, job: Job) -> None:
         waiting = self._queue.join("default", 1.0, 0, _LANE, self.calendar.now)
@@ -105,7 +125,10 @@ class Simulation:
         self._follow(job, decide(snapshot))
 
     def _reroute(self, job: Job) -> None:
-        """Prefill at home what the link took away."""
+        """Prefill at home what the link took away, or let it wait for who can."""
+        if self._late is not None:
+            self._join(job)
+            return
         snapshot = self.system.view(job, self.calendar.now)
         self._follow(job, decide_local(snapshot, Reason.REMOTE_PREFILL_FAILED))
 
@@ -124,15 +147,22 @@ class Simulation:
         )
         decode.held += 1
         job.decode, job.prefill = decode, prefill
-        work = self.system.prefill_seconds(job, prefill, decision.compute_uncached_tokens)
+        pool = self.system.pool_named(prefill.cluster)
+        work = self.system.prefill_seconds(job, pool, decision.compute_uncached_tokens)
         if job.demand.blocks:
             prefill.cache.store(job.demand.blocks, job.demand.total)
         if decision.route is Route.PRFAAS:
             self._send(job, prefill, work)
-            return
-        job.started = prefill.take(now, work)
+        else:
+            self._compute(job, prefill, work)
+        if self._late is not None:
+            self.calendar.at(max(now, prefill.free_at), self._bind, None)
+
+    def _compute(self, job: Job, prefill: Instance[Job], work: Seconds) -> None:
+        assert job.decision is not None  # noqa: S101 - followed is what was decided
+        job.started = prefill.take(self.calendar.now, work)
         job.prefilled = job.started + work
-        crossing = (decision.kv_bytes or 0) / self.plant.fabric
+        crossing = (job.decision.kv_bytes or 0) / self.plant.fabric
         self.calendar.at(job.prefilled + crossing, self._deliver, job)
 
     # -- the remote leg
@@ -186,6 +216,7 @@ class Simulation:
             if not wire.spec.overlap:
                 self._leave_line(wire, job)
         self._watch(wire)
+        self._bind()
 
     def _leave_line(self, wire: Wire, job: Job) -> None:
         assert job.prefill is not None  # noqa: S101 - as above
@@ -232,6 +263,7 @@ class Simulation:
             self._answer(decode.waiting.popleft())
         if self._queue:
             self._let_in()
+        self._bind()
 
     def _reject(self, job: Job) -> None:
         self._note(job, Outcome.REJECTED)
@@ -287,6 +319,7 @@ class Simulation:
             wire.report(now, SHORT_LOOP_SECONDS)
             if wire.link.rate <= 0:
                 self._give_up(wire)
+        self._bind()
         if self._left:
             self.calendar.at(now + SHORT_LOOP_SECONDS, self._step_links, None)
 
@@ -320,6 +353,7 @@ class Simulation:
         instance.cache.clear()
         self.system.refresh()
         self._let_in()
+        self._bind()
 
 
 def _offer_once(name: str) -> Callable[[Lane], str | None]:

@@ -189,19 +189,26 @@ class System:
         unloaded = reference.unloaded(fresh, kv_bytes, known)
         return Job(number, demand, whole, kv_bytes, unloaded)
 
-    def prefill_seconds(self, job: Job, instance: Instance[Job], uncached: Tokens) -> Seconds:
+    def pool_named(self, name: str) -> Pool[Job]:
+        """Return a cluster."""
+        return self.pools[self._position[name]]
+
+    def prefill_seconds(self, job: Job, pool: Pool[Job], uncached: Tokens) -> Seconds:
         """Return what an instance needs for a job of which `uncached` tokens are to be computed."""
         if uncached == job.demand.total:
-            return job.whole[self._position[instance.cluster]]
-        return instance.profile.prefill_seconds(uncached)
+            return job.whole[self._position[pool.spec.name]]
+        return pool.spec.profile.prefill_seconds(uncached)
 
-    def view(self, job: Job, now: Seconds) -> Snapshot:
-        """Return the snapshot for one request at this instant."""
+    def view(self, job: Job, now: Seconds, only: Instance[Job] | None = None) -> Snapshot:
+        """Return the snapshot for one request at this instant.
+
+        With `only` it is the only one of its cluster that is shown as able to prefill.
+        """
         demand, rule = job.demand, self.plant.rule
         total, blocks = demand.total, demand.blocks
         clusters: list[ClusterView] = []
         for pool, whole in zip(self.pools, job.whole, strict=True):
-            views = pool.view_candidates(now, blocks, total, whole, rule.remote_queue_limit)
+            views = pool.view_candidates(now, blocks, total, whole, rule.remote_queue_limit, only)
             if pool is self.home:
                 least = pool.least_loaded()
                 if least is not None:
