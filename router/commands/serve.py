@@ -14,7 +14,7 @@ import typer
 import uvloop
 
 from router.adapters.clocks import SystemClock
-from router.commands.logs import LogLevel, configure_logs
+from router.commands.logs import LogLevel, configure_logs, writing_access_log
 from router.commands.output import CommandFailed, Unusable, print_fault
 from router.commands.process_environment import (
     ConfigOption,
@@ -90,7 +90,9 @@ def serve(
 def _serve_alone(loaded: Loaded, listening: Listening) -> None:
     with ExitStack() as held:
         listeners = _listen(held, open_listeners(listening), listening)
-        gateway = build_gateway(loaded, secret=uvloop.run(read_secret(loaded.settings)))
+        access = held.enter_context(writing_access_log())
+        secret = uvloop.run(read_secret(loaded.settings))
+        gateway = build_gateway(loaded, secret=secret, access=access)
         overseer = _Alone(address_of(listeners[0]))
         uvloop.run(run_gateway(gateway, listeners, _drain(loaded.settings), overseer))
 

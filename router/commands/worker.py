@@ -9,7 +9,7 @@ import socket
 import typer
 import uvloop
 
-from router.commands.logs import LogLevel, configure_logs
+from router.commands.logs import LogLevel, configure_logs, writing_access_log
 from router.commands.output import Unusable
 from router.compose.worker import run_worker
 from router.compose.worker_channel import receive_start
@@ -30,5 +30,5 @@ def worker(channel: int) -> None:
     if start is None:
         return
     configure_logs(LogLevel(start.log_level))
-    with contextlib.suppress(asyncio.CancelledError):
-        uvloop.run(run_worker(start, supervisor))
+    with contextlib.suppress(asyncio.CancelledError), writing_access_log() as access:
+        uvloop.run(run_worker(start, supervisor, access))

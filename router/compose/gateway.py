@@ -43,6 +43,7 @@ from router.control.silence import SilenceRules
 from router.domain.decision import Rule
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind, Role
+from router.gateway.access import AccessLog, RecordedAccess
 from router.gateway.admin import AdminRoom, build_admin
 from router.gateway.client_limits import ClientLimits
 from router.gateway.cors import CorsRules, CrossOrigin
@@ -101,6 +102,7 @@ class Core:
     clock: SystemClock
     metrics: PrometheusMetrics
     workers: Workers
+    access: AccessLog
     catalog: ModelCatalog
     connector: Connector
     fleet: Fleet
@@ -184,14 +186,20 @@ class Ingest:
 
 
 def build_gateway(
-    loaded: Loaded, *, secret: bytes | None = None, seat: Seat | None = None
+    loaded: Loaded,
+    *,
+    secret: bytes | None = None,
+    seat: Seat | None = None,
+    access: AccessLog | None = None,
 ) -> Gateway:
     """Return the gateway of a configuration. Raises CompositionError.
 
     `secret` derives the salts of tenants that have none (`stores.read_secret`); None makes one up.
     `seat` is this process's place among the workers of one gateway, if there are several.
+    `access` takes the requests' lines; None leaves them to Python's logging.
     """
-    core = _build_core(loaded, secret or secrets.token_bytes(32), seat)
+    secret = secret or secrets.token_bytes(32)
+    core = _build_core(loaded, secret, seat, access or RecordedAccess())
     routing = _build_routing(core)
     ingest = _build_ingest(core)
     membership = Membership(core.fleet, ingest.feed)
@@ -248,7 +256,7 @@ def _build_ingest(core: Core) -> Ingest:
     return Ingest(IngestFeed(target, layout_of, discovery), runs)
 
 
-def _build_core(loaded: Loaded, secret: bytes, seat: Seat | None) -> Core:
+def _build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessLog) -> Core:
     settings = loaded.settings
     clock = SystemClock()
     metrics = PrometheusMetrics(shared=None if seat is None else seat.directory)
@@ -264,6 +272,7 @@ def _build_core(loaded: Loaded, secret: bytes, seat: Seat | None) -> Core:
         settings=settings,
         clock=clock,
         metrics=metrics,
+        access=access,
         workers=Workers(seat, metrics, clock),
         catalog=catalog,
         connector=_choose_connector(settings),
@@ -423,6 +432,7 @@ def _build_applications(
         stored=StoredResponses(core.clock),
         budget=budget,
         hook=core.metrics,
+        access=core.access,
         clock=core.clock,
         new_id=_new_id,
         rules=OpenAiRules(

@@ -19,11 +19,12 @@ from router.compose.worker_channel import (
     read_message,
     write_message,
 )
+from router.gateway.access import AccessLog
 
 _LOG = logging.getLogger(__name__)
 
 
-async def run_worker(start: Start, channel: socket.socket) -> None:
+async def run_worker(start: Start, channel: socket.socket, access: AccessLog) -> None:
     """Serve until a signal, or until the supervisor is gone; then drain.
 
     A worker that outlived its supervisor would keep the port from the next one: it leaves at once,
@@ -33,7 +34,7 @@ async def run_worker(start: Start, channel: socket.socket) -> None:
     try:
         share_counters(start.seat.directory, start.seat.place)
         secret = await read_secret(start.loaded.settings)
-        gateway = build_gateway(start.loaded, secret=secret, seat=start.seat)
+        gateway = build_gateway(start.loaded, secret=secret, seat=start.seat, access=access)
         listeners = [socket.socket(fileno=number) for number in start.listeners]
         await run_gateway(gateway, listeners, start.drain, _Supervised(reader, writer))
     except CompositionError as error:

@@ -37,10 +37,37 @@ class RequestHook(Protocol):
         ...
 
 
-def log_request(outcome: Outcome, elapsed: Seconds) -> None:
-    """Write the request's line, as one JSON object."""
-    if not _LOG.isEnabledFor(logging.INFO):
-        return
+class AccessLog(Protocol):
+    """Takes the requests' lines. Cheap, and never raises."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether lines are wanted at all."""
+        ...
+
+    def write(self, line: bytes) -> None:
+        """Take one line, without its end."""
+        ...
+
+
+class RecordedAccess:
+    """Writes each line as a record of Python's logging."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the level lets records pass."""
+        return _LOG.isEnabledFor(logging.INFO)
+
+    def write(self, line: bytes) -> None:
+        """Log one line."""
+        _LOG.info("%s", line.decode())
+
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def form_line(outcome: Outcome, elapsed: Seconds) -> bytes:
+    """Return the request's line: one JSON object."""
     decision = outcome.decision
     line: dict[str, object] = {
         "request_id": outcome.request_id,
@@ -62,4 +89,4 @@ def log_request(outcome: Outcome, elapsed: Seconds) -> None:
         }
     if outcome.error is not None:
         line["error"] = outcome.error
-    _LOG.info("%s", msgspec.json.encode(line).decode())
+    return _ENCODER.encode(line)

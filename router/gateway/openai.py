@@ -21,7 +21,7 @@ from router.domain.errors import (
     UpstreamError,
 )
 from router.domain.units import Tokens
-from router.gateway.access import Outcome, RequestHook, log_request
+from router.gateway.access import AccessLog, Outcome, RequestHook, form_line
 from router.gateway.errors import error_response
 from router.gateway.rate_headers import rate_headers
 from router.gateway.requests import (
@@ -129,6 +129,7 @@ class OpenAiSurface:
         stored: StoredResponses,
         budget: BodyBudget,
         hook: RequestHook,
+        access: AccessLog,
         clock: Clock,
         new_id: Callable[[], str],
         rules: OpenAiRules,
@@ -141,6 +142,7 @@ class OpenAiSurface:
         self.stored = stored
         self.budget = budget
         self.hook = hook
+        self.access = access
         self.clock = clock
         self.new_id = new_id
         self.rules = rules
@@ -198,7 +200,8 @@ class Endpoint:
         finally:
             elapsed = surface.clock.monotonic() - outcome.started
             surface.hook.request_finished(outcome.decision, outcome.status, elapsed)
-            log_request(outcome, elapsed)
+            if surface.access.is_on:
+                surface.access.write(form_line(outcome, elapsed))
 
     async def _answer(
         self,
