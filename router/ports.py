@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
+
+from msgspec import Struct
 
 from router.domain.units import Seconds
 
@@ -56,8 +58,7 @@ class Upload(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
+class EngineRequest(Struct, frozen=True):
     """One HTTP call to one engine. `path` starts with a slash and may carry a query.
 
     The body is `upload` where there is one, else `body`.
@@ -68,9 +69,12 @@ class EngineRequest:
     path: str
     body: bytes = b""
     method: str = "POST"
-    headers: Headers = field(default=(), repr=False)
+    headers: Headers = ()
     timeouts: Timeouts = Timeouts()
     upload: Upload | None = None
+
+    def __repr__(self) -> str:
+        return f"<EngineRequest {self.method} {self.path} to {self.instance}>"
 
 
 class EngineResponse(Protocol):

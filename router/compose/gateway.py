@@ -56,7 +56,7 @@ from router.gateway.front import (
     build_metrics,
     build_models,
 )
-from router.gateway.openai import OpenAiRules, OpenAiSurface
+from router.gateway.openai import OpenAiRules, OpenAiSurface, RelayMaker
 from router.gateway.openapi import Keys, Surroundings, add_description
 from router.gateway.requests import BodyBudget
 from router.ports import Timeouts
@@ -425,7 +425,7 @@ def _build_applications(
     )
     surface = OpenAiSurface(
         routing=routing,
-        make_relay=lambda routed: _make_relay(core, routing, routed),
+        make_relay=_build_relays(core, routing),
         tenants=core.tenants,
         visits=Visits(build_limits(core.store, core.clock), core.admission, core.clock),
         catalog=core.catalog,
@@ -525,30 +525,39 @@ def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRo
     )
 
 
-def _make_relay(core: Core, routing: Routing, routed: Routed) -> Relay:
+def _build_relays(core: Core, routing: Routing) -> RelayMaker:
+    """Return what makes the relay of each request."""
     upstream, transfer = core.settings.upstream, core.settings.transfer
-    return Relay(
-        client=core.engines,
-        planner=RequestPlanner(routing, core.fleet, routed),
-        ledger=RequestLedger(core.fleet, core.links, routed, core.foresight),
-        hook=ObservedCourse(
-            core.truth,
-            core.clock,
-            routed,
-            truncation=core.connector.prefill_truncation(routed.ask.named.model.layout),
+    settings = RelaySettings(
+        timeouts=Timeouts(
+            upstream.connect_timeout_seconds,
+            upstream.first_byte_timeout_seconds,
+            upstream.idle_timeout_seconds,
         ),
-        connector=core.connector,
-        clock=core.clock,
-        settings=RelaySettings(
-            timeouts=Timeouts(
-                upstream.connect_timeout_seconds,
-                upstream.first_byte_timeout_seconds,
-                upstream.idle_timeout_seconds,
-            ),
-            lease=transfer.lease_seconds,
-            lease_margin=transfer.lease_margin_seconds,
-        ),
+        lease=transfer.lease_seconds,
+        lease_margin=transfer.lease_margin_seconds,
     )
+    truncation = {
+        model.name: core.connector.prefill_truncation(model.layout) for model in core.catalog.models
+    }
+
+    def make_relay(routed: Routed) -> Relay:
+        return Relay(
+            client=core.engines,
+            planner=RequestPlanner(routing, core.fleet, routed),
+            ledger=RequestLedger(core.fleet, core.links, routed, core.foresight),
+            hook=ObservedCourse(
+                core.truth,
+                core.clock,
+                routed,
+                truncation=truncation[routed.ask.named.model.name],
+            ),
+            connector=core.connector,
+            clock=core.clock,
+            settings=settings,
+        )
+
+    return make_relay
 
 
 def can_serve(fleet: Fleet) -> bool:

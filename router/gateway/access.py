@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct
 
 from router.domain.decision import Decision
 from router.domain.units import Seconds, Tokens
@@ -14,8 +14,7 @@ from router.domain.units import Seconds, Tokens
 _LOG = logging.getLogger("prfaas.access")
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(Struct):
     """What became of one request, filled in as it goes."""
 
     request_id: str

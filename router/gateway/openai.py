@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from router.domain.decision import Decision
@@ -99,8 +100,7 @@ class OpenAiRules:
     passed_paths: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """What is asked of an engine: its path with the query, and what goes there unread."""
 
     path: str

@@ -8,10 +8,10 @@ where a prefill leg knows better (CASES R28), `model` where the engine has anoth
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from router.domain.units import Tokens
 from router.service.bodies import json_text
@@ -25,8 +25,7 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
+class Edits(Struct, frozen=True):
     """What to change in answers, besides hiding transfer parameters.
 
     `cached_tokens` is what the prefill leg reported, None to leave the answer's own. `model` is
@@ -37,8 +36,7 @@ class Edits:
     model: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rewritten:
+class Rewritten(Struct, frozen=True):
     """An answer's JSON text and what it says of usage."""
 
     text: bytes

@@ -152,6 +152,11 @@ class Fleet:
         """The clusters, in configured order."""
         return self._clusters.values()
 
+    def kind_of(self, cluster: str) -> ClusterKind:
+        """Return a cluster's kind; one that nobody knows counts as a PD cluster."""
+        known = self._clusters.get(cluster)
+        return ClusterKind.PD if known is None else known.kind
+
     @property
     def members(self) -> Iterable[Member]:
         """The instances, in the order in which they joined."""

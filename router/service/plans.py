@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 
 from router.domain.decision import Decision, NoRoute, Placement, Reason
 from router.domain.errors import NotFound
-from router.domain.topology import ClusterKind
 from router.domain.units import Bytes, Tokens
 from router.service.fleet import Fleet
 from router.service.foresight import Foresight
@@ -70,7 +69,6 @@ class RequestLedger:
         self._routed = routed
         self._foresight = foresight
         self._computing: Placement | None = None
-        self._kinds = {cluster.name: cluster.kind for cluster in fleet.clusters}
 
     def leg(
         self, leg: Leg, placement: Placement, compute_tokens: Tokens
@@ -84,7 +82,7 @@ class RequestLedger:
 
     @contextmanager
     def _prefill(self, placement: Placement, compute_tokens: Tokens) -> Iterator[None]:
-        kind = self._kinds.get(placement.cluster, ClusterKind.PD)
+        kind = self._fleet.kind_of(placement.cluster)
         expected = self._routed.ask.named.model.prefill_seconds(kind, compute_tokens)
         with (
             self._fleet.prefill_leg(placement.instance, expected),

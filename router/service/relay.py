@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from router.domain.decision import Decision, NoRoute, Placement, Route
 from router.domain.errors import (
@@ -67,8 +68,7 @@ _OUR_CREDENTIAL: Final = frozenset({401, 403})
 _NAMED_ERRORS: Final = frozenset({BodyKind.MESSAGES, BodyKind.RESPONSES})
 
 
-@dataclass(frozen=True, slots=True)
-class _Prefilled:
+class _Prefilled(Struct, frozen=True):
     """The prompt's KV is ready, or (no hand-off) the decode instance computes it itself."""
 
     handoff: Handoff | None = None

@@ -12,9 +12,11 @@ fleet, the counts and the metrics. All calls are synchronous and cheap unless ma
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+from msgspec import Struct
 
 from router.domain.decision import Decision, NoRoute, Placement, Reason
 from router.domain.topology import Instance
@@ -63,16 +65,14 @@ class KvOutcome(StrEnum):
     WASTED = "wasted"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """An instance and the name under which it serves the request's model (or LoRA)."""
 
     instance: Instance
     served_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """What an engine says it did for one request, in tokens; None where it did not say."""
 
     prompt_tokens: Tokens | None = None
@@ -80,8 +80,7 @@ class Usage:
     cached_tokens: Tokens | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verbatim:
+class Verbatim(Struct, frozen=True):
     """What goes to its one engine as the client sent it: a read or an order by id, or an upload."""
 
     method: str = "POST"
@@ -89,8 +88,7 @@ class Verbatim:
     upload: Upload | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RelayRequest:
+class RelayRequest(Struct, frozen=True):
     """One request that is to be answered.
 
     `path` is the engine's path, with the client's query if it has one. `headers` are the client's,
@@ -103,11 +101,14 @@ class RelayRequest:
 
     path: str
     body: ClientBody
-    headers: Headers = field(repr=False)
+    headers: Headers
     request_id: str
     model: str
     received_at: Seconds
     verbatim: Verbatim | None = None
+
+    def __repr__(self) -> str:
+        return f"<RelayRequest {self.request_id} {self.path}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
+
+from msgspec import Struct
 
 from router.domain.decision import Decision
 from router.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
@@ -40,8 +41,7 @@ class AnswerWatch(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
+class WholeAnswer(Struct, frozen=True):
     """A response read to its end and unpacked; `headers` are those for the client."""
 
     status: int
