@@ -20,6 +20,7 @@ from kvmeta.types import SourceId, SourceReport, SourceState
 from router.adapters.across_workers import GaugeReading, merge_gauges
 from router.adapters.live_gauges import LiveGauges, LiveState, source_gauges
 from router.adapters.shared_counters import read_shared
+from router.adapters.tallies import CountTable, DistributionTable
 from router.domain.decision import Decision, Placement, Route, TokenSource
 from router.domain.topology import Instance
 from router.domain.units import Bytes, Seconds
@@ -54,12 +55,16 @@ class PrometheusMetrics:
         self._live: LiveGauges | None = None
         self.store_is_up = True
 
-        def counter(name: str, what: str, labels: Sequence[str] = ()) -> Counter:
+        def counter(name: str, what: str, labels: Sequence[str] = ()) -> CountTable | Counter:
+            if shared is None:
+                return CountTable(f"prfaas_{name}", what, labels, self.registry)
             return Counter(f"prfaas_{name}", what, labels, registry=self.registry)
 
         def histogram(
             name: str, what: str, buckets: Sequence[float], labels: Sequence[str] = ()
-        ) -> Histogram:
+        ) -> DistributionTable | Histogram:
+            if shared is None:
+                return DistributionTable(f"prfaas_{name}", what, buckets, labels, self.registry)
             return Histogram(
                 f"prfaas_{name}", what, labels, buckets=buckets, registry=self.registry
             )

@@ -1,4 +1,4 @@
-"""Counters and histograms for one event loop: an addition each, where the library takes locks.
+"""Counters and histograms of one process: an addition each, where the library takes locks.
 
 They are used as the library's own (`labels`, `inc`, `observe`) and collected as its families.
 """
