@@ -387,9 +387,13 @@ class _Connection(asyncio.Protocol):
 class RefusedPort:
     """An address where nobody listens: a bound socket keeps others from taking the port."""
 
+    def __init__(self, port: int | None = None) -> None:
+        self._port = port or 0
+
     def __enter__(self) -> str:
         self._socket = socket.socket()
-        self._socket.bind(("127.0.0.1", 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind(("127.0.0.1", self._port))
         return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
     def __exit__(self, *_: object) -> None:
@@ -399,9 +403,13 @@ class RefusedPort:
 class BlackHole:
     """An address that answers no SYN: a listener whose queue is full drops them (Linux)."""
 
+    def __init__(self, port: int | None = None) -> None:
+        self._port = port or 0
+
     def __enter__(self) -> str:
         self._listener = socket.socket()
-        self._listener.bind(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind(("127.0.0.1", self._port))
         self._listener.listen(0)
         address = self._listener.getsockname()
         self._fillers = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from tests.fakes.scripted_engine import (
     LAST_CHUNK,
     Close,
     Hold,
+    Recorded,
     Reset,
     Send,
     Step,
@@ -90,14 +92,27 @@ async def test_r06_events_pass_on_arrival_and_end_once(tmp_path: Path) -> None:
             assert await client.read_rest() == b"0\r\n\r\n"
 
 
-async def test_r07_no_usage_event_that_nobody_asked_for(tmp_path: Path) -> None:
-    """A client that did not ask for usage gets no event with empty choices."""
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
+async def test_r07_no_usage_event_that_nobody_asked_for(
+    tmp_path: Path, options: dict[str, bool] | None
+) -> None:
+    """Engines are asked for usage where the client asks; then its one event comes unchanged."""
+    asked = STREAMED if options is None else {**STREAMED, "stream_options": options}
+    usage = b'data: {"choices":[],  "usage":{"prompt_tokens":9,"completion_tokens":4}}\n\n'
+    tokens = chat_events("tiny")
+
+    def speak(request: Recorded) -> list[Step]:
+        wanted = (request.json().get("stream_options") or {}).get("include_usage")
+        return stream(*tokens[:-1], *([usage] if wanted else []), DONE)
+
     async with scripted_system(tmp_path) as system:
-        response = await system.client.post(CHAT, json=STREAMED)
-        told = system.engine("d0").calls[0].json()
-    assert "stream_options" not in told
-    documents = [json.loads(data) for data in events_of(response.text)[:-1]]
-    assert all(document["choices"] for document in documents)
+        system.engine("d0").reply(speak)
+        response = await system.client.post(CHAT, json=asked)
+        assert system.engine("d0").calls[0].json().get("stream_options") == options
+        metrics = await system.counted("time_per_output_token_seconds_count")
+    wanted = options == {"include_usage": True}
+    assert response.content == b"".join(tokens[:-1]) + (usage if wanted else b"") + DONE
+    assert metrics.total("time_per_output_token_seconds_count") == 1
 
 
 # -- B. clients that leave
@@ -106,11 +121,12 @@ async def test_r07_no_usage_event_that_nobody_asked_for(tmp_path: Path) -> None:
 async def leave_in_phase(system: System, phase: str) -> None:
     """Make a request, leave in the phase named, and wait until the engines know."""
     prefill, decode = system.engine("f0"), system.engine("d0")
-    body = {**LONG, "prompt": fresh_ids(500), "stream": phase == "streaming"}
+    streams = phase in {"streaming", "waiting for a stream"}
+    body = {**LONG, "prompt": fresh_ids(500), "stream": streams}
     before = len(prefill.calls), len(decode.calls)
     if phase == "prefill":
         prefill.then([Hold()])
-    elif phase == "decode":
+    elif phase in {"decode", "waiting for a stream"}:
         decode.then([Hold()])
     else:
         decode.then([*stream(chat_event("tiny", "a"), end=[Hold()])])
@@ -130,7 +146,7 @@ async def leave_in_phase(system: System, phase: str) -> None:
         assert len(decode.calls) == before[1]
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode", "streaming"])
+@pytest.mark.parametrize("phase", ["prefill", "decode", "waiting for a stream", "streaming"])
 async def test_r08_a_client_that_leaves_takes_everything_with_it(
     tmp_path: Path, phase: str
 ) -> None:
@@ -326,6 +342,56 @@ async def test_r25_clients_steer_no_connections(tmp_path: Path) -> None:
 
 
 # -- E. headers, bodies, endpoints
+
+
+@pytest.mark.parametrize("accepts", [{}, {"accept-encoding": "gzip"}], ids=["plain", "gzip"])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_r26_a_packed_answer_is_whole_for_every_client(
+    tmp_path: Path, streamed: bool, accepts: dict[str, str]
+) -> None:
+    """What reaches the client is what its headers say; hop-by-hop fields end at the gateway."""
+    hops = [("connection", "keep-alive, X-Hop"), ("x-hop", "1"), ("keep-alive", "timeout=9")]
+    plain = b"".join(chat_events("tiny"))
+    kind = "text/event-stream"
+    if not streamed:
+        plain, kind = (
+            completed("d0", "tiny")[0].payload.partition(b"\r\n\r\n")[2],
+            "application/json",
+        )
+    packed = gzip.compress(plain)
+    script = stream(
+        packed[:20], packed[20:], headers=[("content-encoding", "gzip"), *hops], content_type=kind
+    )
+    async with scripted_system(tmp_path, names="b0") as system:
+        system.engine("b0").reply(script)
+        async with calling(system.url) as client:
+            theirs = {"connection": "close, X-Mine", "x-mine": "1", "te": "trailers"}
+            await client.ask(CHAT, {**SHORT, "stream": streamed}, accepts | theirs)
+            status, headers = await client.read_head()
+            body = await client.read_rest()
+        asked = {name.lower() for name, _ in system.engine("b0").calls[0].headers}
+    assert status == 200
+    assert "content-encoding" not in headers
+    assert not {"x-hop", "keep-alive"} & headers.keys()
+    assert not {b"x-mine", b"te"} & asked
+    if streamed:
+        assert headers["transfer-encoding"] == "chunked"
+        body = unchunked(body)
+    else:
+        assert int(headers["content-length"]) == len(body)
+    assert body == plain
+
+
+def unchunked(body: bytes) -> bytes:
+    """Return a chunked body's bytes; it must end with its last chunk."""
+    plain = b""
+    while True:
+        size, _, body = body.partition(b"\r\n")
+        if not int(size, 16):
+            assert body == b"\r\n"
+            return plain
+        plain += body[: int(size, 16)]
+        body = body[int(size, 16) + 2 :]
 
 
 async def test_r28_cached_tokens_are_the_prefill_legs(tmp_path: Path) -> None:

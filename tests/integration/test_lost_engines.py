@@ -6,12 +6,22 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.fakes.engine_processes import EngineProcess, engine_fleet
-from tests.fakes.live_engines import DONE, LiveEngine, chat_event
-from tests.fakes.scripted_engine import Hold, answer, stream
+from tests.fakes.live_engines import DONE, LiveEngine, chat_event, completed
+from tests.fakes.scripted_engine import (
+    BlackHole,
+    Hold,
+    Pause,
+    RefusedPort,
+    Step,
+    answer,
+    head,
+    stream,
+)
 from tests.fakes.systems import MODEL, System, routing, scripted_system, serve_gateway
 
 QUICK = {"interval_seconds": 0.05, "timeout_seconds": 0.25, "failures": 3}
@@ -122,6 +132,77 @@ def _is_alive(name: str, *, alive: bool) -> Callable[[dict[str, object]], bool]:
         return any(each["name"] == name and each["alive"] is alive for each in instances)
 
     return holds
+
+
+# -- outages that a request meets
+
+
+RARELY = {"probe": {"interval_seconds": 60}}
+"""Probes that notice nothing: the request itself has to find out."""
+
+
+@pytest.mark.parametrize("place", [BlackHole, RefusedPort])
+@pytest.mark.parametrize("name", ["p0", "d0", "f0"])
+async def test_r36_a_request_that_meets_a_vanished_engine_fails_over(
+    tmp_path: Path, name: str, place: type[BlackHole | RefusedPort]
+) -> None:
+    """Whatever its leg, it is served within about the connect time-out, by somebody else."""
+    upstream = {"connect_timeout_seconds": 0.5, **RARELY}
+    async with scripted_system(tmp_path, names="p0 p1 d0 d1 f0", upstream=upstream) as system:
+        engine = system.engine(name)
+        await engine.stop()
+        with place(urlsplit(engine.url).port):
+            began = asyncio.get_running_loop().time()
+            reply = await system.complete(500 if name == "f0" else 10)
+            took = asyncio.get_running_loop().time() - began
+        assert reply.status_code == 200
+        assert name not in (reply.headers["x-prfaas-prefill"], reply.headers["x-prfaas-decode"])
+        assert took < 3.0
+        await system.counted("upstream_errors_total", instance=name, kind="connect")
+        await system.settled()
+
+
+@pytest.mark.parametrize(
+    ("setting", "script"),
+    [
+        ("first_byte_timeout_seconds", [Hold()]),
+        ("idle_timeout_seconds", [head(200, [("content-length", "9")]), Hold()]),
+    ],
+)
+async def test_r18_time_outs_of_silence_are_settings_of_their_own(
+    tmp_path: Path, setting: str, script: list[Step]
+) -> None:
+    """Each of them ends the silence that is its own with a 504, and no other."""
+    upstream = {**RARELY, setting: 0.3}
+    async with scripted_system(tmp_path, names="b0", upstream=upstream) as system:
+        system.engine("b0").reply(script)
+        reply = await system.complete(10)
+        assert reply.status_code == 504
+        assert reply.json()["error"]["type"] == "upstream_timeout_error"
+        slow = [Pause(0.6), *completed("b0", MODEL)]
+        if setting == "idle_timeout_seconds":
+            system.engine("b0").reply(slow)
+            assert (await system.complete(10)).status_code == 200
+
+
+async def test_r66_an_engine_too_busy_for_its_health_keeps_its_place(tmp_path: Path) -> None:
+    """Probes that hang while it streams take nothing from it, and new requests still go there."""
+    async with scripted_system(tmp_path, names="b0", upstream={"probe": QUICK}) as system:
+        engine = system.engine("b0")
+        events = [chat_event(MODEL, "word")] * 60
+        engine.then(stream(*events, DONE, gap=0.05))
+        running = asyncio.create_task(system.client.post("/v1/chat/completions", json=CHAT))
+        await engine.called(1)
+        for path in ("/health", "/metrics"):
+            engine.on(path, [Pause(2.0), *answer(200)])
+        probed = sum(request.path == "/health" for request in engine.requests)
+        await engine.received(len(engine.requests) + 12, within=20)
+        assert sum(request.path == "/health" for request in engine.requests) > probed + 5
+        assert (await system.complete(10)).status_code == 200
+        reply = await running
+        assert reply.content == b"".join(events) + DONE
+        state = await system.order("GET", "state")
+    assert [each["transitions"] for each in state["instances"]] == [0]
 
 
 # -- real processes

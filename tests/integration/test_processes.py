@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import signal
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -20,6 +22,7 @@ from tests.fakes.live_engines import DONE, LiveEngine, chat_event
 from tests.fakes.processes import RunningCommand, gone, prfaas
 from tests.fakes.scripted_engine import BlackHole, Step, Until, stream
 from tests.fakes.systems import describe, free_port, write_configuration
+from tests.soak.vitals import read_vitals
 
 GATEWAY = r"prfaas gateway on (http://\S+)"
 
@@ -245,6 +248,46 @@ async def test_one_log_line_a_request(tmp_path: Path) -> None:
         await command.ended()
     assert (document["route"], document["status"]) == ("local", 200)
     assert "Hello" not in "\n".join(command.stderr)
+
+
+@pytest.mark.parametrize("declared", [False, True], ids=["chunked", "length"])
+async def test_r32_a_body_over_the_limit_costs_no_memory(tmp_path: Path, declared: bool) -> None:
+    """Reading stops at the limit: eight clients that send 40 MB each are no load."""
+    limit = 2_000_000
+    server = {"max_body_bytes": limit}
+    async with serving(tmp_path, server=server) as (command, client, engine):
+        assert await chat(client) == 200
+        before = read_vitals(command.pid, 0.0).resident_bytes
+        framing = "content-length: 40000000" if declared else "transfer-encoding: chunked"
+        url = str(client.base_url)
+        statuses = await asyncio.gather(*(pour(url, framing) for _ in range(8)))
+        risen = read_vitals(command.pid, 0.0).resident_bytes - before
+        assert statuses == [413] * 8
+        await command.said(r'prfaas.access \{.*"status":413')
+        assert len(engine.calls) == 1
+        assert await chat(client) == 200
+    assert risen < 8 * 2 * limit
+
+
+async def pour(url: str, framing: str) -> int:
+    """Send 40 MB for as long as the gateway takes them; return what it answers.
+
+    On a bare socket: what was answered can be read after sending has failed.
+    """
+    place = urlsplit(url)
+    loop = asyncio.get_running_loop()
+    piece = b" " * 100_000
+    frame = b"%x\r\n%s\r\n" % (len(piece), piece) if "chunked" in framing else piece
+    with socket.socket() as client:
+        client.setblocking(False)
+        async with asyncio.timeout(30):
+            await loop.sock_connect(client, (place.hostname, place.port))
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: gateway\r\n{framing}\r\n\r\n"
+            await loop.sock_sendall(client, head.encode())
+            with contextlib.suppress(ConnectionError):
+                for _ in range(400):
+                    await loop.sock_sendall(client, frame)
+            return int((await loop.sock_recv(client, 4096)).split()[1])
 
 
 def test_listeners_send_at_once() -> None:
