@@ -40,6 +40,47 @@ class Timeouts:
     idle: Seconds = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A document as a store keeps it. Version 0 was never written; each write adds one."""
+
+    version: int
+    document: bytes = field(repr=False)
+
+
+class StateStore(Protocol):
+    """Keeps small documents that must outlive a process. Held to `tests/contract/state_suite.py`.
+
+    A write says which version it follows, so nobody undoes what he has not seen: also a fence
+    against a leader of yesterday. Each call is one round trip where processes share the store, and
+    raises StoreAway when it does not answer in time; of a write nothing is known then.
+    """
+
+    async def read(self, name: str) -> Kept:
+        """Return a document; version 0 where there is none."""
+        ...
+
+    async def write(
+        self, name: str, document: bytes, *, after: int, record: bytes | None = None
+    ) -> Kept | None:
+        """Write a document as the version after `after`, and a record of why beside it.
+
+        None, and nothing is written, where that is not the version that is kept.
+        """
+        ...
+
+    async def restore(self, name: str, kept: Kept) -> Kept:
+        """Write a version back that the store has lost; return what it keeps then.
+
+        What it keeps is left alone where it is as new.
+        """
+        ...
+
+    async def records(self, limit: int) -> list[bytes]:
+        """Return the latest records, newest first; older ones than a bound are forgotten."""
+        ...
+
+
 class Upload(Protocol):
     """A request body on its way through: read once, in pieces, never held."""
 

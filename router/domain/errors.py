@@ -50,6 +50,10 @@ class Conflict(ClientFault):
     """The change contradicts the present state (409)."""
 
 
+class Changed(ClientFault):
+    """What the caller wanted to change is not as it saw it any more (412)."""
+
+
 class BodyTooLarge(ClientFault):
     """The body is over `server.max_body_bytes` (413)."""
 

@@ -11,6 +11,7 @@ import msgspec
 from router.domain.errors import (
     BadRequest,
     BodyTooLarge,
+    Changed,
     ClientFault,
     Conflict,
     Forbidden,
@@ -50,6 +51,7 @@ _TABLE: tuple[tuple[type[RouterError], Answer], ...] = (
     (NotFound, Answer(404, "not_found_error")),
     (MethodNotAllowed, Answer(405, "invalid_request_error")),
     (Conflict, Answer(409, "conflict_error")),
+    (Changed, Answer(412, "precondition_failed_error")),
     (BodyTooLarge, Answer(413, "invalid_request_error")),
     (HeadTooLarge, Answer(431, "invalid_request_error")),
     (RequestTimeout, Answer(408, "timeout_error")),

@@ -124,10 +124,10 @@ def _start(
 
 
 @contextlib.contextmanager
-def redis_server(*lines: str) -> Iterator[Server]:
-    """One server; `lines` are more of its configuration."""
+def redis_server(*lines: str, port: int | None = None) -> Iterator[Server]:
+    """One server; `lines` are more of its configuration, `port` is where another one was."""
     with directory() as where:
-        server = _start(where, free_port(), lines)
+        server = _start(where, port or free_port(), lines)
         try:
             yield server
         finally:

@@ -16,6 +16,7 @@ from router.adapters.store.connection import SharedStore
 from router.adapters.store.holds import Holds
 from router.adapters.store.keys import StoreKeys
 from router.adapters.store.limits import RedisLimits
+from router.adapters.store.state import RedisState
 
 _NAMES = itertools.count(1)
 
@@ -28,6 +29,7 @@ class Peer:
     store: SharedStore
     holds: Holds
     limits: RedisLimits
+    state: RedisState
     upkeep: asyncio.Task[None]
     killed: bool = False
 
@@ -53,6 +55,7 @@ async def join(url: str, *, budget: float = 5.0, lease: float = 6.0) -> AsyncIte
         store,
         holds,
         RedisLimits(store, holds, keys, clock),
+        RedisState(store, keys),
         asyncio.create_task(holds.run()),
     )
     try:

@@ -101,10 +101,16 @@ class SharedStore:
         self, script: Script, keys: Sequence[str], values: Sequence[Argument]
     ) -> Reply:
         client: Any = self._client  # the standalone and the cluster client have no common type
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
         try:
-            return await client.evalsha(script.sha, len(keys), *keys, *values)
+            reply = await client.evalsha(script.sha, len(keys), *keys, *values)
         except NoScriptError:
-            return await client.eval(script.text, len(keys), *keys, *values)
+            reply = await client.eval(script.text, len(keys), *keys, *values)
+        # redis-py may lose a cancellation that comes with the answer; a loop would never end.
+        if task and task.cancelling() > cancelled:
+            raise asyncio.CancelledError
+        return reply
 
     async def _forget_server(self) -> None:
         """Drop idle connections to a demoted server: its name may lead to another one by now."""

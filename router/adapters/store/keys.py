@@ -30,5 +30,16 @@ class StoreKeys:
         """Sorted set: requests that run, by the time at which their process's lease ends."""
         return self._of(f"limits:{{{quote(tenant, safe='')}}}:running")
 
+    # -- what is ordered, together on one shard; lives as long as the deployment
+
+    def document(self, name: str) -> str:
+        """Hash: version and text of a document."""
+        return self._of(f"{{control}}:{name}")
+
+    @property
+    def records(self) -> str:
+        """List: the latest records of what was changed, newest first."""
+        return self._of("{control}:audit")
+
     def _of(self, rest: str) -> str:
         return f"{self.namespace}:{rest}"
