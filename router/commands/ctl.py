@@ -20,6 +20,7 @@ from router.commands.admin_client import (
     settle_target,
 )
 from router.commands.ctl_views import (
+    show_audit,
     show_decisions,
     show_document,
     show_instances,
@@ -54,6 +55,7 @@ def register(app: typer.Typer) -> None:
     ctl.callback()(_settle)
     ctl.command("state")(_view("state", show_document))
     ctl.command("decisions")(decisions)
+    ctl.command("audit")(audit)
     _add_group(
         ctl,
         "threshold",
@@ -461,6 +463,19 @@ def decisions(
     target = settle_target(context, url, key, as_json=as_json)
     query = {"limit": limit, "route": route, "reason": reason}
     _show(target, call_admin(target, "GET", "decisions", query=query), show_decisions)
+
+
+def audit(
+    context: typer.Context,
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who changed what, when, from what to what; newest first."""
+    target = settle_target(context, url, key, as_json=as_json)
+    _show(target, call_admin(target, "GET", "audit", query={"limit": limit}), show_audit)
 
 
 def _given(**values: str | float | None) -> dict[str, Json]:

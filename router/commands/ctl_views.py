@@ -6,6 +6,7 @@ a newer gateway's fields are seen, an older one's absence is `-`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -141,6 +142,42 @@ def show_decisions(document: Json) -> None:
         list(_DECISION_COLUMNS),
         [[_dig(row, path) for path in _DECISION_COLUMNS.values()] for row in rows],
     )
+
+
+def show_audit(document: Json) -> None:
+    """Show changes, one a line."""
+    rows = [row for row in rows_of(document, "audit") if isinstance(row, dict)]
+    if not rows:
+        print("nothing was changed yet")
+        return
+    columns = ("at", "by", "action", "subject")
+    print_table(
+        "",
+        [*columns, "before", "after"],
+        [
+            [
+                *(row.get(name) for name in columns),
+                _brief(row.get("before")),
+                _brief(row.get("after")),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _brief(value: Json) -> str:
+    """Return JSON in short: what is not said is left out."""
+    return json.dumps(_said(value), separators=(",", ":"), ensure_ascii=False)
+
+
+def _said(value: Json) -> Json:
+    match value:
+        case dict():
+            return {key: _said(each) for key, each in value.items() if each not in (None, [], {})}
+        case list():
+            return [_said(each) for each in value]
+        case _:
+            return value
 
 
 def _dig(document: Json, path: str) -> Json:

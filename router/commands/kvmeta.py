@@ -22,7 +22,7 @@ from router.commands.process_environment import (
 )
 from router.compose.ingest import IngestShard, build_shard
 from router.compose.models import CompositionError
-from router.compose.stores import Store, open_shared_store
+from router.compose.stores import Store, build_state, open_shared_store
 from router.settings import Settings, load
 
 
@@ -56,12 +56,19 @@ async def _run(settings: Settings, store: Store, clock: SystemClock) -> None:
     """Ingest until SIGTERM or SIGINT, then give everything back."""
     name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     assert store.leases is not None  # noqa: S101 - a shared store has them
-    shard = build_shard(settings, store.index, store.leases, name=name, clock=clock.monotonic)
+    shard = build_shard(
+        settings,
+        store.index,
+        store.leases,
+        name=name,
+        clock=clock,
+        state=build_state(store),
+    )
     running = asyncio.create_task(_ingest(store, shard))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.cancel)
-    print_fault(f"prfaas kvmeta: shard {name}, {len(shard.instances)} instances in all")
+    print_fault(f"prfaas kvmeta: shard {name}, {len(shard.followed.instances)} instances in all")
     try:
         await running
     except asyncio.CancelledError:

@@ -31,11 +31,12 @@ from router.compose.models import (
     build_admin_keys,
     build_catalog,
     build_tenants,
+    fits,
     layouts_by_instance,
     load_tokenizers,
 )
 from router.compose.pools import build_pools
-from router.compose.stores import Store, build_limits, open_store
+from router.compose.stores import Store, build_limits, build_state, open_store
 from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
@@ -44,7 +45,8 @@ from router.domain.decision import Rule
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind, Role
 from router.gateway.access import AccessLog, RecordedAccess
-from router.gateway.admin import AdminRoom, build_admin
+from router.gateway.admin import build_admin
+from router.gateway.admin_room import AdminRoom
 from router.gateway.client_limits import ClientLimits
 from router.gateway.cors import CorsRules, CrossOrigin
 from router.gateway.dispatch import Application, BoundedBodies, Dispatcher
@@ -68,10 +70,12 @@ from router.service.fleet import Fleet, FleetRules
 from router.service.foresight import Foresight
 from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
-from router.service.membership import Membership
+from router.service.membership import Followed, Membership
 from router.service.models import ModelCatalog
 from router.service.observations import ObservedCourse
 from router.service.operator import Operator, ThresholdRules
+from router.service.order_book import OrderBook
+from router.service.orders import Orders
 from router.service.plans import RequestLedger, RequestPlanner
 from router.service.pools import PoolBook
 from router.service.probing import Prober
@@ -131,6 +135,7 @@ class Gateway:
     core: Core
     ingest: Ingest
     membership: Membership
+    orders: OrderBook
 
     def start_draining(self) -> None:
         """Answer 503 on `/ready` from now on; requests are still served."""
@@ -163,12 +168,14 @@ class Gateway:
                 hook=self.core.metrics,
             )
             silence = _build_silence_watch(self.core)
-            for instance in self.membership.instances:
-                await self.ingest.feed.follow(instance)
+            await self.membership.begin()
+            await self.orders.begin()
             await prober.probe_all()
             await stack.enter_async_context(self.core.workers.answering())
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            runs = (*self.ingest.runs, prober.run, silence.run, self.core.truth.run)
+            runs = [*self.ingest.runs, prober.run, silence.run, self.core.truth.run]
+            if self.core.store.common is not None:
+                runs.append(self.orders.run)
             background = [tasks.create_task(run()) for run in runs]
             try:
                 yield
@@ -202,7 +209,8 @@ def build_gateway(
     core = _build_core(loaded, secret, seat, access or RecordedAccess())
     routing = _build_routing(core)
     ingest = _build_ingest(core)
-    membership = Membership(core.fleet, ingest.feed)
+    membership = Membership(core.fleet, _follow_instances(core, ingest))
+    orders = _build_orders(core, membership)
     core.metrics.watch(
         LiveState(
             core.fleet,
@@ -215,9 +223,23 @@ def build_gateway(
         )
     )
     budget = BodyBudget(core.settings.server.max_buffered_bytes)
-    application, admin = _build_applications(core, routing, membership, budget)
+    application, admin = _build_applications(core, routing, membership, orders, budget)
     limits = client_limits(core.settings)
-    return Gateway(application, admin, limits, budget, core, ingest, membership)
+    return Gateway(application, admin, limits, budget, core, ingest, membership, orders)
+
+
+def _follow_instances(core: Core, ingest: Ingest) -> Followed:
+    configured = [member.instance for member in core.fleet.members]
+    return Followed(configured, ingest.feed, usable=fits(core.settings))
+
+
+def _build_orders(core: Core, membership: Membership) -> OrderBook:
+    async def put_in_force(orders: Orders) -> None:
+        core.operator.follow(orders)
+        core.links.follow(orders.links)
+        await membership.follow(orders)
+
+    return OrderBook(build_state(core.store), core.clock, put_in_force)
 
 
 def _build_ingest(core: Core) -> Ingest:
@@ -232,7 +254,7 @@ def _build_ingest(core: Core) -> Ingest:
             core.index,
             store.leases,
             name=f"gateway-{_new_id()[:8]}",
-            clock=core.clock.monotonic,
+            clock=core.clock,
             hook=core.metrics,
         )
         return Ingest(shard.feed, (shard.run,))
@@ -412,7 +434,11 @@ def _build_routing(core: Core) -> Routing:
 
 
 def _build_applications(
-    core: Core, routing: Routing, membership: Membership, budget: BodyBudget
+    core: Core,
+    routing: Routing,
+    membership: Membership,
+    orders: OrderBook,
+    budget: BodyBudget,
 ) -> tuple[Application, Application | None]:
     """Return the clients' application, and the operators' where it has its own listener."""
     settings = core.settings
@@ -452,7 +478,7 @@ def _build_applications(
         private = build_application(title="PrfaaS router, administration")
         private.include_router(build_health(front))
     private.include_router(build_metrics(front))
-    private.include_router(build_admin(_admin_room(core, routing, membership)))
+    private.include_router(build_admin(_admin_room(core, routing, membership, orders)))
     if settings.server.openapi:
         keys = Keys(clients=not core.tenants.is_open, admins=bool(build_admin_keys(settings)))
         schemas = describe_instance()
@@ -494,13 +520,16 @@ def _cors_rules(settings: Settings) -> CorsRules:
     )
 
 
-def _admin_room(core: Core, routing: Routing, membership: Membership) -> AdminRoom:
+def _admin_room(
+    core: Core, routing: Routing, membership: Membership, orders: OrderBook
+) -> AdminRoom:
     return AdminRoom(
         keys=build_admin_keys(core.settings),
         fleet=core.fleet,
         membership=membership,
         links=core.links,
         operator=core.operator,
+        orders=orders,
         routing=routing,
         tenants=core.tenants,
         catalog=core.catalog,

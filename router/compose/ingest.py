@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvmeta.index import MetadataIndex
@@ -14,28 +13,37 @@ from kvmeta.leases import LeaseStore
 from router.adapters.engine_http import HttpEngineClient
 from router.adapters.event_discovery import EventDiscovery
 from router.adapters.event_feed import IngestFeed
-from router.compose.models import layouts_by_instance
-from router.domain.topology import Instance
+from router.compose.models import fits, layouts_by_instance
+from router.ports import Clock, StateStore
+from router.service.membership import Followed
+from router.service.order_book import OrderBook
 from router.settings import Settings, build_topology
 
 
 @dataclass(frozen=True, slots=True)
 class IngestShard:
-    """One shard, ready to run: it follows its share of the instances' sources."""
+    """One shard, ready to run: it follows its share of the instances' sources.
 
-    instances: Sequence[Instance]
+    With `orders` it knows by itself which instances there are; without, `feed` is told.
+    """
+
     feed: IngestFeed
     discovery: EventDiscovery
     sharded: ShardedIngest
     following: KvIngest
     engines: HttpEngineClient
+    followed: Followed
+    orders: OrderBook | None = None
 
     async def run(self) -> None:
         """Ingest until cancelled; then give every lease back."""
-        for instance in self.instances:
-            await self.feed.follow(instance)
+        if self.orders is not None:
+            await self.followed.begin()
+            await self.orders.begin()
         try:
             async with asyncio.TaskGroup() as tasks:
+                if self.orders is not None:
+                    tasks.create_task(self.orders.run())
                 tasks.create_task(self.following.run())
                 tasks.create_task(self.sharded.run())
                 tasks.create_task(self.discovery.run())
@@ -49,12 +57,16 @@ def build_shard(
     leases: LeaseStore,
     *,
     name: str,
-    clock: Callable[[], float],
+    clock: Clock,
     lease_seconds: float = LEASE_SECONDS,
     hook: IngestHook | None = None,
+    state: StateStore | None = None,
 ) -> IngestShard:
-    """Return the shard `name` of the ingest into `index`; `clock` is monotonic, in seconds."""
-    shard = Shard(name, clock=clock, ttl_seconds=lease_seconds)
+    """Return the shard `name` of the ingest into `index`.
+
+    `state` keeps the orders by which instances come and go; without, somebody else follows them.
+    """
+    shard = Shard(name, clock=clock.monotonic, ttl_seconds=lease_seconds)
     following = KvIngest(
         LeasedIndex(index, shard.may_write),
         probe_interval_seconds=settings.kvmeta.probe_interval_seconds,
@@ -71,11 +83,14 @@ def build_shard(
         interval=settings.kvmeta.probe_interval_seconds,
         timeout=settings.upstream.probe.timeout_seconds,
     )
+    feed = IngestFeed(sharded, layout_of, discovery)
+    followed = Followed(build_topology(settings).instances, feed, usable=fits(settings))
     return IngestShard(
-        instances=build_topology(settings).instances,
-        feed=IngestFeed(sharded, layout_of, discovery),
+        feed=feed,
         discovery=discovery,
         sharded=sharded,
         following=following,
         engines=engines,
+        followed=followed,
+        orders=None if state is None else OrderBook(state, clock, followed.follow),
     )

@@ -11,7 +11,7 @@ from router.control.limits import TenantLimits
 from router.domain.decision import GateLimits
 from router.domain.topology import ClusterKind, Instance
 from router.domain.units import from_gbps
-from router.gateway.admin import AdminKey, AdminRole
+from router.gateway.admin_room import AdminKey, AdminRole
 from router.service.models import ModelCatalog, ServedModel, TokenizerKind
 from router.service.tenants import Tenant
 from router.settings import Loaded, ProfileFile, Settings, build_layout, digest_key
@@ -122,6 +122,13 @@ def layouts_by_instance(settings: Settings) -> Callable[[Instance], CacheLayout]
         return build_layout(model, settings, revision=instance.revision)
 
     return layout_of
+
+
+def fits(settings: Settings) -> Callable[[Instance], bool]:
+    """Return what tells whether an instance's cluster and model are configured here."""
+    clusters = {cluster.name for cluster in settings.clusters}
+    models = {None, *(model.name for model in settings.models)}
+    return lambda instance: instance.cluster in clusters and instance.model in models
 
 
 def build_tenants(settings: Settings) -> list[Tenant]:

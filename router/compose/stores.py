@@ -18,12 +18,15 @@ from kvmeta.backends.redis_urls import parse_store_url
 from kvmeta.errors import StoreError, StoreUrlError
 from kvmeta.index import MetadataIndex
 from router.adapters.clocks import SystemClock
+from router.adapters.memory_state import MemoryState
 from router.adapters.metrics import PrometheusMetrics
 from router.adapters.store.connection import SharedStore
 from router.adapters.store.holds import Holds
 from router.adapters.store.keys import LEASE_PREFIX, StoreKeys
 from router.adapters.store.limits import RedisLimits
+from router.adapters.store.state import RedisState
 from router.compose.models import CompositionError
+from router.ports import StateStore
 from router.service.limits import LimitLedger, MemoryLimits
 from router.settings import Settings
 
@@ -121,6 +124,12 @@ def build_limits(store: Store, clock: SystemClock) -> LimitLedger:
     if common is None:
         return MemoryLimits(clock)
     return RedisLimits(common.store, common.holds, common.keys, clock)
+
+
+def build_state(store: Store) -> StateStore:
+    """Return where orders are kept."""
+    common = store.common
+    return MemoryState() if common is None else RedisState(common.store, common.keys)
 
 
 def open_shared_store(settings: Settings, clock: SystemClock) -> Store:

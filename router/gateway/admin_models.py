@@ -61,6 +61,12 @@ class DecisionParameters(Parameters):
     reason: Reason | None = None
 
 
+class AuditParameters(Parameters):
+    """How many of the latest changes."""
+
+    limit: int = Field(100, ge=1, le=1000)
+
+
 class ThresholdBody(Body):
     """`{"mode": "manual", "tokens": 19400}`, `auto`, `off`, or back to `config`."""
 

@@ -47,10 +47,11 @@ _REFUSALS: Final[Mapping[int, str]] = {
     404: "An unknown path, model or name.",
     408: "The request did not come in time.",
     409: "It contradicts the present state.",
+    412: "`If-Match` names what is not there any more.",
     413: "The body is over `server.max_body_bytes`.",
     431: "The head is too large.",
     502: "An engine broke off, or spoke no HTTP.",
-    503: "Overloaded, or no instance can take the request.",
+    503: "Overloaded, no instance can take the request, or the store is away.",
     504: "An engine did not answer in time.",
 }
 _BY_EVERYONE: Final = (400, 408, 413, 431, 503)
@@ -196,7 +197,7 @@ def _complete(operation: Schema, path: str, keys: Keys) -> None:
     codes = [*_BY_EVERYONE]
     security: list[str] = []
     if path.startswith("/admin"):
-        codes += [403, 404, 409]
+        codes += [403, 404, 409, 412]
         security = [_ADMIN_KEY] if keys.admins else []
     elif path.startswith("/v1/models"):
         codes += [404]

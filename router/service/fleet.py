@@ -390,13 +390,21 @@ class Fleet:
     def set_role(self, name: str, role: Role) -> Member:
         """Change what an instance is used for: it serves both roles, routing chooses.
 
+        Raises as `check_role`.
+        """
+        member = self.check_role(name, role)
+        member.instance = replace(member.instance, role=role)
+        self._regroup()
+        self._changed()
+        return member
+
+    def check_role(self, name: str, role: Role) -> Member:
+        """Return a member that may have a role.
+
         Raises NotFound; Conflict where the cluster has no such role (DESIGN 1).
         """
         member = self.member(name)
         cluster = self._clusters[member.instance.cluster]
         if cluster.kind is ClusterKind.PRFAAS and role is not Role.PREFILL:
             raise Conflict(f"instances of prfaas cluster {cluster.name!r} only prefill")
-        member.instance = replace(member.instance, role=role)
-        self._regroup()
-        self._changed()
         return member

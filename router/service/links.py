@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from router.control.links import (
@@ -21,6 +21,7 @@ from router.domain.errors import NotFound
 from router.domain.topology import Link
 from router.domain.units import Bytes, BytesPerSecond, Seconds
 from router.ports import Clock
+from router.service.orders import LinkOrder
 
 
 class LinkBoard:
@@ -95,6 +96,14 @@ class LinkBoard:
         chosen = self._configured_mode if mode is None else mode
         for each in [name] if name is not None else list(self._states):
             self._change(each, lambda state: replace(state, mode=chosen))
+
+    def follow(self, orders: Mapping[str, LinkOrder]) -> None:
+        """Let links be as ordered, and as configured where nothing is."""
+        for name in self._states:
+            order = orders.get(name, LinkOrder())
+            self.set_health(name, order.health or LinkHealth.AUTO)
+            self.set_capacity(name, order.capacity)
+            self.set_mode(order.mode, name)
 
     def book(self, name: str, size: Bytes) -> LinkBooking:
         """Reserve `size` bytes until the booking is released. Raises NotFound."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
 
 from kvmeta.index import MetadataIndex
 from kvmeta.types import SourceReport
@@ -16,7 +15,8 @@ from router.service.decisions import Document
 from router.service.fleet import Fleet, Member
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog, ServedModel
-from router.service.operator import Operator, OverrideOrder, PairScope
+from router.service.operator import Operator
+from router.service.orders import OverrideOrder, PairScope
 from router.service.pools import PoolBook
 from router.service.tenants import TenantBook
 
@@ -216,10 +216,8 @@ class StateReport:
 
     def override(self, order: OverrideOrder) -> Document:
         """Return one override with what is left of its time."""
-        left = None if order.expires_at is None else order.expires_at - self._clock.monotonic()
-        expires: datetime | None = (
-            None if left is None else self._clock.now() + timedelta(seconds=left)
-        )
+        expires = order.expires_at
+        left = None if expires is None else (expires - self._clock.now()).total_seconds()
         return {
             "route": order.route,
             "model": order.model,

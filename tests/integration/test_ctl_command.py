@@ -84,6 +84,7 @@ async def prfaas(*arguments: str) -> int:
         ("instances remove d1", "DELETE", "instances/d1", None),
         ("decisions --limit 5 --route prfaas --reason link_down", "GET",
          "decisions?limit=5&route=prfaas&reason=link_down", None),
+        ("audit --limit 7", "GET", "audit?limit=7", None),
         ("state", "GET", "state", None),
     ],
 )  # fmt: skip
@@ -142,6 +143,28 @@ async def test_people_get_tables(
         ["p0", "east", "active", "3", "-"],
         ["d0", "east", "draining", "0", "-"],
     ]
+
+
+async def test_audit_tells_what_became_of_what(
+    gateway: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One change a line, before and after in short; an empty trail says so."""
+    change = {
+        "at": "2026-04-16T10:00:00+00:00",
+        "by": "ops",
+        "action": "link.set",
+        "subject": "west-east",
+        "before": None,
+        "after": {"health": "down", "capacity": None},
+    }
+    gateway.reply(json_answer({"audit": [change]}))
+    assert await prfaas("ctl", "audit", "--url", gateway.url) == 0
+    shown = capsys.readouterr().out
+    for word in ("ops", "link.set", "west-east", '{"health":"down"}'):
+        assert word in shown
+    gateway.reply(json_answer({"audit": []}))
+    assert await prfaas("ctl", "audit", "--url", gateway.url) == 0
+    assert "nothing was changed yet" in capsys.readouterr().out
 
 
 async def test_decisions_are_one_line_each(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +16,12 @@ from kvmeta.ingest.sharded import LeasedIndex
 from kvmeta.leases import LeaseStoreAway, MemoryLeases
 from kvmeta.types import CacheLayout, SourceId, SourceReport, SourceState
 from router.adapters.clocks import SystemClock
+from router.adapters.memory_state import MemoryState
 from router.commands.app import run
 from router.compose.ingest import IngestShard, build_shard
+from router.domain.topology import Instance, Role
+from router.service.order_book import ORDERS
+from router.service.orders import Orders, encode_orders
 from router.settings import Settings, load
 from tests.fakes.clocks import FakeClock
 from tests.fakes.kv_events import Engine, payload
@@ -65,6 +69,7 @@ class Scene:
     publishers: Mapping[str, KvPublisher]
     index: MemoryIndex
     leases: MemoryLeases
+    state: MemoryState = field(default_factory=MemoryState)
     shards: dict[str, IngestShard] = field(default_factory=dict)
     ways: dict[str, CutLeases] = field(default_factory=dict)
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -76,8 +81,9 @@ class Scene:
             self.index,
             way,
             name=name,
-            clock=SystemClock().monotonic,
+            clock=SystemClock(),
             lease_seconds=LEASE,
+            state=self.state,
         )
         self.tasks[name] = asyncio.create_task(shard.run())
 
@@ -174,6 +180,31 @@ async def test_a_second_shard_takes_its_share(tmp_path: Path) -> None:
         await shared_out(built, "a", "b")
         await built.publish()
         await built.until_synced(blocks=4)
+
+
+async def test_instances_come_and_go_as_operators_order(tmp_path: Path) -> None:
+    """Any shard follows one that was added while it ran, and drops one that was removed."""
+    async with scene(tmp_path) as built, KvPublisher() as late:
+        built.start("a")
+        await shared_out(built, "a")
+        added = Instance(
+            "late",
+            "west",
+            "http://127.0.0.1:9",
+            Role.PREFILL,
+            kv_events=late.endpoint,
+            kv_replay=late.replay_endpoint,
+        )
+        elsewhere = replace(added, name="elsewhere", cluster="moon")
+        orders = replace(Orders(), added={"late": added, "elsewhere": elsewhere}, removed=("p0",))
+        await built.state.write(ORDERS, encode_orders(orders), after=0)
+        expected = sorted({*NAMES, "late"} - {"p0"})
+        await until(lambda: sorted(built.held("a")) == expected)
+        built.start("b")
+        await until(lambda: sorted([*built.held("a"), *built.held("b")]) == expected)
+        await built.state.write(ORDERS, encode_orders(Orders()), after=1)
+        await shared_out(built, "a", "b")
+        assert "late" not in await built.reports()
 
 
 async def test_a_shard_that_ends_hands_over_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,385 @@
+"""The admin API's orders: thresholds, links, regimes, overrides, instances.
+
+Each part has an entity tag, sent with what shows it and with what changes it. A change with
+`If-Match` is made only while the part is as it was seen, else it is 412: two operators who look at
+the same document cannot undo each other's orders unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Body, Depends, Header, Query, Response, status
+
+from router.control.links import BandwidthMode, LinkHealth
+from router.domain.decision import ThresholdMode
+from router.domain.errors import NotFound
+from router.domain.units import from_gbps
+from router.gateway.admin_models import (
+    BandwidthBody,
+    InstancePatch,
+    LinkBody,
+    LinkParameters,
+    OverrideBody,
+    OverrideParameters,
+    PairParameters,
+    ThresholdBody,
+)
+from router.gateway.admin_room import AdminRole, AdminRoom, Caller, Dependency, demand
+from router.service.decisions import Document
+from router.service.order_book import Order
+from router.service.orders import (
+    InstanceOrder,
+    LinkOrder,
+    Orders,
+    OverrideOrder,
+    PairScope,
+    ThresholdOrder,
+    tag,
+    with_added,
+    with_instance,
+    with_link,
+    with_modes,
+    with_override,
+    with_threshold,
+    without_instance,
+    without_overrides,
+    without_threshold,
+)
+
+Pairs = Annotated[PairParameters, Query()]
+Match = Annotated[str | None, Header(alias="If-Match")]
+
+
+_INSTANCE_BODY: Final = {
+    "requestBody": {
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/InstanceEntry"}}}
+    }
+}
+"""How the settings describe a body that they read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What routes depend on: who calls, with at least that role."""
+
+    viewer: Dependency
+    agent: Dependency
+    operator: Dependency
+
+    @classmethod
+    def of(cls, room: AdminRoom) -> Rights:
+        """Return the rights of a room's keys."""
+        viewer, agent, operator = (
+            Depends(demand(room, role))
+            for role in (AdminRole.VIEWER, AdminRole.TELEMETRY, AdminRole.OPERATOR)
+        )
+        return cls(viewer, agent, operator)
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """One operator's call: takes its order, and tells the tag of what it shows or changed."""
+
+    room: AdminRoom
+    caller: Caller
+    response: Response
+    if_match: frozenset[str] | None
+
+    async def change(self, order: Order) -> None:
+        """Change the orders. Raises what `OrderBook.change` raises."""
+        await self.room.orders.change(order, by=self.caller.name, unless=self.if_match)
+        self.show(order.part(self.room.orders.orders))
+
+    def show(self, part: object) -> None:
+        """Tell the tag of what is shown."""
+        self.response.headers["etag"] = f'"{tag(part)}"'
+
+
+def add_orders(routes: APIRouter, room: AdminRoom, rights: Rights) -> None:
+    """Add the routes of all orders."""
+
+    def desk_of(right: Dependency) -> Dependency:
+        def open_desk(response: Response, caller: Caller = right, if_match: Match = None) -> Desk:
+            return Desk(room, caller, response, read_tags(if_match))
+
+        return Depends(open_desk)
+
+    viewer, operator = desk_of(rights.viewer), desk_of(rights.operator)
+    _add_thresholds(routes, room, viewer, operator)
+    _add_links(routes, room, viewer, operator)
+    _add_bandwidth(routes, room, viewer, operator)
+    _add_overrides(routes, room, viewer, operator)
+    _add_instances(routes, room, viewer, operator)
+
+
+def read_tags(if_match: str | None) -> frozenset[str] | None:
+    """Return the tags that an `If-Match` names; None where any will do."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    return frozenset(each.strip().removeprefix("W/").strip('"') for each in if_match.split(","))
+
+
+# -- thresholds
+
+
+def _thresholds(orders: Orders) -> object:
+    return orders.thresholds
+
+
+def _add_thresholds(
+    routes: APIRouter, room: AdminRoom, viewer: Dependency, operator: Dependency
+) -> None:
+    @routes.get("/threshold")
+    async def read_threshold(pairs: Pairs, desk: Desk = viewer) -> Document:
+        """Return t: as ordered for the scope, else as configured, and what is in force a pair."""
+        desk.show(_thresholds(room.orders.orders))
+        return room.report.threshold(_find_scope(room, pairs))
+
+    @routes.put("/threshold")
+    async def write_threshold(pairs: Pairs, body: ThresholdBody, desk: Desk = operator) -> Document:
+        """Set t for every pair or for a scope; `config` returns to the file."""
+        scope = _find_scope(room, pairs)
+
+        def edit(orders: Orders) -> Orders:
+            if body.mode == "config":
+                return without_threshold(orders, scope)
+            mode, now = ThresholdMode(body.mode), room.clock.now()
+            order = ThresholdOrder(scope, mode, body.tokens, now, desk.caller.name)
+            return with_threshold(orders, order)
+
+        await desk.change(Order("threshold.set", _name_scope(scope), _thresholds, edit))
+        return room.report.threshold(scope)
+
+
+def _find_scope(room: AdminRoom, pairs: PairParameters) -> PairScope:
+    """Return the scope that is meant; one that names nothing is refused, as a typo would be.
+
+    A model may be named by an alias.
+    """
+    model = None if pairs.model is None else room.catalog.resolve(pairs.model).model.name
+    clusters = {cluster.name for cluster in room.fleet.clusters}
+    for name in (pairs.prfaas, pairs.pd):
+        if name is not None and name not in clusters:
+            raise NotFound(f"no cluster {name!r}")
+    return PairScope(model, pairs.prfaas, pairs.pd)
+
+
+def _name_scope(scope: PairScope) -> str:
+    named = {"model": scope.model, "prfaas": scope.prfaas, "pd": scope.pd}
+    return _name_parts("every pair", named)
+
+
+def _name_parts(everything: str, parts: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{key} {name}" for key, name in parts.items() if name) or everything
+
+
+# -- links
+
+
+def _add_links(
+    routes: APIRouter, room: AdminRoom, viewer: Dependency, operator: Dependency
+) -> None:
+    @routes.get("/links")
+    async def read_links(desk: Desk = viewer) -> Document:
+        """Return every link."""
+        desk.show(room.orders.orders.links)
+        return {"links": room.report.links()}
+
+    @routes.get("/links/{name}")
+    async def read_link(name: str, desk: Desk = viewer) -> Document:
+        """Return one link."""
+        desk.show(room.orders.orders.links.get(name))
+        return room.report.link(room.links.state(name))
+
+    @routes.put("/links/{name}")
+    async def write_link(name: str, body: LinkBody, desk: Desk = operator) -> Document:
+        """Take a link up or down, believe its telemetry again, set its capacity."""
+        room.links.state(name)
+
+        def edit(orders: Orders) -> Orders:
+            return with_link(orders, name, _change_link(orders.links.get(name), body))
+
+        await desk.change(Order("link.set", name, lambda orders: orders.links.get(name), edit))
+        return room.report.link(room.links.state(name))
+
+
+def _change_link(before: LinkOrder | None, body: LinkBody) -> LinkOrder:
+    """Return what is said of a link now: a field that is absent is left as it is."""
+    order = before or LinkOrder()
+    if body.health is not None:
+        order = replace(order, health=None if body.health is LinkHealth.AUTO else body.health)
+    if "capacity_gbps" in body.model_fields_set:
+        gbps = body.capacity_gbps
+        order = replace(order, capacity=None if gbps is None else from_gbps(gbps))
+    return order
+
+
+# -- regimes
+
+
+def _modes(orders: Orders) -> object:
+    return {name: order.mode for name, order in orders.links.items() if order.mode is not None}
+
+
+def _add_bandwidth(
+    routes: APIRouter, room: AdminRoom, viewer: Dependency, operator: Dependency
+) -> None:
+    @routes.get("/bandwidth")
+    async def read_bandwidth(
+        which: Annotated[LinkParameters, Query()], desk: Desk = viewer
+    ) -> Document:
+        """Return the regimes."""
+        desk.show(_modes(room.orders.orders))
+        return room.report.bandwidth(which.link)
+
+    @routes.put("/bandwidth")
+    async def write_bandwidth(
+        body: BandwidthBody, which: Annotated[LinkParameters, Query()], desk: Desk = operator
+    ) -> Document:
+        """Fix the regime of all links or of one, or let it follow the utilisation."""
+        mode = None if body.mode == "config" else BandwidthMode(body.mode)
+        states = room.links.states if which.link is None else [room.links.state(which.link)]
+        names = [state.link.name for state in states]
+
+        def edit(orders: Orders) -> Orders:
+            return with_modes(orders, names, mode)
+
+        await desk.change(Order("bandwidth.set", which.link or "every link", _modes, edit))
+        return room.report.bandwidth(which.link)
+
+
+# -- overrides
+
+
+def _overrides(orders: Orders) -> object:
+    return orders.overrides
+
+
+def _add_overrides(
+    routes: APIRouter, room: AdminRoom, viewer: Dependency, operator: Dependency
+) -> None:
+    def shown() -> Document:
+        return {"overrides": [room.report.override(each) for each in room.operator.overrides]}
+
+    @routes.get("/override")
+    async def read_overrides(desk: Desk = viewer) -> Document:
+        """Return the overrides in force."""
+        desk.show(_overrides(room.orders.orders))
+        return shown()
+
+    @routes.put("/override")
+    async def write_override(body: OverrideBody, desk: Desk = operator) -> Document:
+        """Force a route for a model, a tenant or everybody, for a time or until cleared."""
+        model, tenant = _find_override(room, body)
+
+        def edit(orders: Orders) -> Orders:
+            now, ttl = room.clock.now(), body.ttl_seconds
+            until = None if ttl is None else now + timedelta(seconds=ttl)
+            order = OverrideOrder(body.route, model, tenant, until, now, desk.caller.name)
+            return with_override(orders, order)
+
+        subject = _name_parts("everybody", {"model": model, "tenant": tenant})
+        await desk.change(Order("override.set", subject, _overrides, edit))
+        return shown()
+
+    @routes.delete("/override")
+    async def clear_overrides(
+        whose: Annotated[OverrideParameters, Query()], desk: Desk = operator
+    ) -> Document:
+        """Drop the override of a scope; without a scope, all."""
+        model, tenant = _find_override(room, whose)
+
+        def edit(orders: Orders) -> Orders:
+            return without_overrides(orders, model, tenant)
+
+        subject = _name_parts("all", {"model": model, "tenant": tenant})
+        await desk.change(Order("override.clear", subject, _overrides, edit))
+        return shown()
+
+
+def _find_override(
+    room: AdminRoom, whose: OverrideBody | OverrideParameters
+) -> tuple[str | None, str | None]:
+    """Return the model and the tenant that are meant. Raises NotFound for a name nobody has."""
+    model = None if whose.model is None else room.catalog.resolve(whose.model).model.name
+    tenant = None if whose.tenant is None else room.tenants.find(whose.tenant).name
+    return model, tenant
+
+
+# -- instances
+
+
+def _fleet_part(orders: Orders) -> object:
+    return (orders.added, orders.removed, orders.instances)
+
+
+@dataclass(frozen=True, slots=True)
+class _InstancePart:
+    """What is said of one instance."""
+
+    name: str
+
+    def __call__(self, orders: Orders) -> object:
+        return {
+            "order": orders.instances.get(self.name),
+            "added": orders.added.get(self.name),
+            "removed": self.name in orders.removed,
+        }
+
+
+def _add_instances(
+    routes: APIRouter, room: AdminRoom, viewer: Dependency, operator: Dependency
+) -> None:
+    @routes.get("/instances")
+    async def read_instances(desk: Desk = viewer) -> Document:
+        """Return every instance."""
+        desk.show(_fleet_part(room.orders.orders))
+        return {"instances": room.report.instances()}
+
+    @routes.get("/instances/{name}")
+    async def read_instance(name: str, desk: Desk = viewer) -> Document:
+        """Return one instance."""
+        desk.show(_InstancePart(name)(room.orders.orders))
+        return room.report.instance(room.fleet.member(name))
+
+    @routes.post("/instances", status_code=status.HTTP_201_CREATED, openapi_extra=_INSTANCE_BODY)
+    async def add_instance(
+        body: Annotated[dict[str, Any], Body()], desk: Desk = operator
+    ) -> Document:
+        """Let an instance join: a configuration entry plus its `cluster`."""
+        instance = room.parse_instance(body)
+
+        def edit(orders: Orders) -> Orders:
+            return with_added(orders, room.membership.configured, instance)
+
+        part = _InstancePart(instance.name)
+        await desk.change(Order("instance.add", instance.name, part, edit))
+        return room.report.instance(room.fleet.member(instance.name))
+
+    @routes.patch("/instances/{name}")
+    async def change_instance(name: str, body: InstancePatch, desk: Desk = operator) -> Document:
+        """Drain, disable or activate an instance; change its role."""
+        if body.role is not None:
+            room.fleet.check_role(name, body.role)
+
+        def edit(orders: Orders) -> Orders:
+            before = orders.instances.get(name, InstanceOrder())
+            order = InstanceOrder(body.state or before.state, body.role or before.role)
+            return with_instance(orders, room.membership.configured, name, order)
+
+        await desk.change(Order("instance.set", name, _InstancePart(name), edit))
+        return room.report.instance(room.fleet.member(name))
+
+    @routes.delete("/instances/{name}")
+    async def remove_instance(name: str, desk: Desk = operator) -> Document:
+        """Let an instance go; legs that run there run to their end."""
+
+        def edit(orders: Orders) -> Orders:
+            return without_instance(orders, room.membership.configured, name)
+
+        await desk.change(Order("instance.remove", name, _InstancePart(name), edit))
+        return {"removed": name}
