@@ -11,7 +11,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
-from router.domain.units import Seconds
+from router.domain.units import BytesPerSecond, Seconds
 
 _T = TypeVar("_T")
 
@@ -24,7 +24,7 @@ class FairLink(Generic[_T]):
 
     __slots__ = ("_flows", "_number", "_reached", "_since", "rate", "sent")
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: BytesPerSecond) -> None:
         self.rate = rate
         self.sent = 0.0
         self._since: Seconds = 0.0
@@ -56,7 +56,7 @@ class FairLink(Generic[_T]):
         self._number += 1
         heappush(self._flows, (self._reached + size, self._number, owner))
 
-    def change(self, now: Seconds, rate: float) -> None:
+    def change(self, now: Seconds, rate: BytesPerSecond) -> None:
         """Have another rate from now on."""
         self.advance(now)
         self.rate = rate

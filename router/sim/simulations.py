@@ -8,12 +8,12 @@ budget. Simulated is what decides nothing: engines, bytes and time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from router.control.admission import AdmissionRules, FairQueue, Lane, Waiting
 from router.domain.decision import Decision, NoRoute, Reason, Route, Rule
-from router.domain.units import Seconds
+from router.domain.units import BytesPerSecond, Seconds, Tokens
 from router.policy.route import decide, decide_local
 from router.sim.instances import Instance
 from router.sim.kernel import Calendar
@@ -26,6 +26,10 @@ from router.sim.traffic import Demand
 SHORT_LOOP_SECONDS: Seconds = 1.0
 """How often links are told their telemetry: `scheduler.short_loop.period_seconds`."""
 
+Solver = Callable[[Mapping[str, BytesPerSecond]], Tokens]
+"""Returns the best threshold for what each PrfaaS cluster's link carries (equation 7)."""
+
+_WORTH_SOLVING = 0.01
 _LANE = Lane("model")
 _NEVER = math.nan
 
@@ -40,13 +44,19 @@ class Simulation:
         count: int,
         reference: Reference,
         incidents: tuple[Incident, ...] = (),
+        solve: Solver | None = None,
     ) -> None:
-        """`count` requests are taken from `demands`; all of them are served to their end."""
+        """`count` requests are taken from `demands`; all of them are served to their end.
+
+        With `solve` the threshold follows what the links' telemetry says, as in mode `auto`.
+        """
         self.plant = plant
         self.records: list[Record] = []
         self.calendar = Calendar()
         self.system = System(plant)
         self._reference = reference
+        self._solve = solve
+        self._solved_for = {spec.source: spec.rate for spec in plant.links}
         self._demands = islice(demands, count)
         self._queue = FairQueue(AdmissionRules(queue_size=plant.rule.queue_size))
         self._queued: dict[Waiting, Job] = {}
@@ -319,9 +329,22 @@ class Simulation:
             wire.report(now, SHORT_LOOP_SECONDS)
             if wire.link.rate <= 0:
                 self._give_up(wire)
+        self._solve_threshold()
         self._bind()
         if self._left:
             self.calendar.at(now + SHORT_LOOP_SECONDS, self._step_links, None)
+
+    def _solve_threshold(self) -> None:
+        """Solve t anew where a link carries clearly more or less than it was solved for."""
+        if self._solve is None:
+            return
+        rates = {source: wire.link.rate for source, wire in self.system.wires.items()}
+        if all(rates.values()) and any(
+            abs(rate / self._solved_for[source] - 1) > _WORTH_SOLVING
+            for source, rate in rates.items()
+        ):
+            self._solved_for = rates
+            self.system.threshold = self._solve(rates)
 
     def _give_up(self, wire: Wire) -> None:
         for job in wire.booked_jobs():

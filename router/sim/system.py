@@ -18,6 +18,7 @@ from router.control.links import (
 from router.domain.decision import (
     ClusterView,
     Decision,
+    InstanceView,
     KvSizing,
     LinkView,
     PairView,
@@ -28,6 +29,7 @@ from router.domain.decision import (
 )
 from router.domain.topology import ClusterKind, Link, Role
 from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds, Tokens
+from router.policy.select import expected_seconds
 from router.sim.caches import PrefixCache
 from router.sim.fair_links import FairLink
 from router.sim.instances import Instance, Pool
@@ -163,7 +165,7 @@ class System:
         self._position = {pool.spec.name: index for index, pool in enumerate(self.pools)}
         self._profiles = tuple(pool.spec.profile for pool in self.pools)
         self._kv = self._profiles[0]
-        self._threshold = ThresholdView(plant.rule.mode, plant.rule.tokens)
+        self.threshold = plant.rule.tokens
 
     def __repr__(self) -> str:
         return f"<System of {len(self.named)} instances>"
@@ -207,19 +209,23 @@ class System:
         demand, rule = job.demand, self.plant.rule
         total, blocks = demand.total, demand.blocks
         clusters: list[ClusterView] = []
+        threshold = self.threshold
         for pool, whole in zip(self.pools, job.whole, strict=True):
             views = pool.view_candidates(now, blocks, total, whole, rule.remote_queue_limit, only)
             if pool is self.home:
+                if rule.by_total:
+                    threshold -= _cached_at_home(views)
                 least = pool.least_loaded()
                 if least is not None:
                     views.append(least.view_decode(self.plant.decode.slots))
             clusters.append(ClusterView(pool.spec.name, pool.spec.kind, tuple(views)))
+        in_force = ThresholdView(rule.mode, threshold)
         pairs = [
             PairView(
                 source,
                 self.home.spec.name,
                 wire.view(now, rule.link_budget),
-                self._threshold,
+                in_force,
                 rule.gates,
             )
             for source, wire in self.wires.items()
@@ -229,10 +235,16 @@ class System:
             clusters=tuple(clusters),
             pairs=tuple(pairs),
             sizing=KvSizing(job.kv_bytes, self._kv.kv_bytes_per_token),
-            default_threshold=self._threshold,
+            default_threshold=in_force,
             remote_queue_limit=rule.remote_queue_limit,
             rule=rule.rule,
         )
+
+
+def _cached_at_home(views: list[InstanceView]) -> Tokens:
+    """Return the prefix of the home candidate: t less that compares total tokens with t."""
+    candidate = min(views, key=lambda view: (expected_seconds(view), view.name), default=None)
+    return 0 if candidate is None else candidate.belief.tokens or 0
 
 
 def _build_pool(spec: PoolSpec, plant: PlantSpec) -> Pool[Job]:

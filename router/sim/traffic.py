@@ -6,7 +6,7 @@ A demand is the same whatever serves it, so policies are compared on the very sa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from random import Random
 from typing import NamedTuple, assert_never
@@ -14,8 +14,9 @@ from typing import NamedTuple, assert_never
 from router.domain.units import Seconds, Tokens
 from router.sim.arrivals import Arrivals, draw_times
 from router.sim.caches import PrefixCache
-from router.sim.lengths import Lengths, draw_lengths
+from router.sim.lengths import draw_lengths
 from router.sim.replay.traces import BLOCK_TOKENS, TraceRequest
+from router.throughput.workloads import Workload
 
 
 class Demand(NamedTuple):
@@ -36,7 +37,7 @@ class SingleTraffic:
     """Requests that share nothing, each answered by `output` tokens."""
 
     arrivals: Arrivals
-    lengths: Lengths
+    lengths: Workload
     output: Tokens
 
 
@@ -52,8 +53,8 @@ class SessionTraffic:
     """
 
     arrivals: Arrivals
-    first: Lengths
-    step: Lengths
+    first: Workload
+    step: Workload
     turns: float
     pause: Seconds
     output: Tokens
@@ -66,7 +67,8 @@ class SessionTraffic:
 class TraceTraffic:
     """A trace, played `speed` times as fast; played again and again where more is asked for.
 
-    Each round's blocks are its own, so that no round finds the last one's in a cache.
+    A seed chooses the request with which it begins. Each round's blocks are its own, so that no
+    round finds the last one's in a cache.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -88,7 +90,7 @@ def draw_demands(traffic: Traffic, seed: int) -> Iterator[Demand]:
         case SessionTraffic():
             return _draw_sessions(traffic, seed)
         case TraceTraffic(requests, speed):
-            return _repeat_trace(requests, speed)
+            return _repeat_trace(_rotate(requests, seed), speed)
         case _:
             assert_never(traffic)
 
@@ -144,6 +146,15 @@ def _view_turn(traffic: SessionTraffic, turn: _Turn) -> Demand:
     blocks = (*range(shared), *range(own + shared, own + turn.total // size))
     fresh = turn.total - turn.known // size * size
     return Demand(turn.at, turn.total, fresh, traffic.output, blocks)
+
+
+def _rotate(requests: tuple[TraceRequest, ...], seed: int) -> tuple[TraceRequest, ...]:
+    """Return the trace from another of its requests on, what was before it at the end."""
+    first = _stream(seed, "trace").randrange(len(requests))
+    start, end = requests[first].at, requests[-1].at
+    later = (replace(each, at=each.at - start) for each in requests[first:])
+    earlier = (replace(each, at=each.at + end - start) for each in requests[:first])
+    return (*later, *earlier)
 
 
 def _repeat_trace(requests: tuple[TraceRequest, ...], speed: float) -> Iterator[Demand]:

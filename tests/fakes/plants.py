@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from router.domain.decision import ThresholdMode
 from router.domain.topology import ClusterKind
 from router.domain.units import BytesPerSecond, from_gbps
 from router.sim.arrivals import Arrivals, PoissonArrivals
-from router.sim.lengths import Lengths, LogNormalLengths
 from router.sim.plants import (
     DecodeSpec,
     Incident,
@@ -22,12 +22,13 @@ from router.sim.records import Record
 from router.sim.simulations import Simulation
 from router.sim.traffic import Demand, SingleTraffic, draw_demands
 from router.throughput.profiles import Profile, ProfilePoint, ProfileSource
+from router.throughput.workloads import Atoms, Split, TruncatedLogNormal, Workload
 
 MIB = 2**20
 LENGTHS = (1000, 8000, 32000, 128000)
 KV_MIB = (190.8, 308.9, 701.3, 2316.3)
 FABRIC = from_gbps(800)
-CASE = LogNormalLengths(9.9, 1.0, 128, 128_000)
+CASE = TruncatedLogNormal(9.9, 1.0, 128, 128_000)
 
 
 def a_profile(seconds: tuple[float, ...]) -> Profile:
@@ -50,6 +51,17 @@ def a_linear_profile(seconds_per_token: float, kv_bytes_per_token: int = 0) -> P
         ],
         source=ProfileSource.MODELLED,
     )
+
+
+class Exponential(Atoms):
+    """Exponential lengths of the given mean: what the closed forms of M/M/c assume."""
+
+    def __init__(self, mean: float) -> None:
+        super().__init__((mean,), (1.0,), (1.0,))
+
+    def split_at(self, local_share: float) -> Split:
+        """Return the split at the quantile of `local_share`."""
+        return Split(-self.lengths[0] * math.log1p(-local_share))
 
 
 H200 = a_profile((0.44, 0.72, 1.84, 7.40))
@@ -106,7 +118,7 @@ def a_reference(plant: PlantSpec) -> Reference:
     )
 
 
-def demands(arrivals: Arrivals, lengths: Lengths = CASE, seed: int = 1) -> Iterator[Demand]:
+def demands(arrivals: Arrivals, lengths: Workload = CASE, seed: int = 1) -> Iterator[Demand]:
     """Requests that share nothing."""
     return draw_demands(SingleTraffic(arrivals, lengths, 1024), seed)
 
@@ -116,7 +128,7 @@ def simulate(
     rate: float,
     count: int,
     *,
-    lengths: Lengths = CASE,
+    lengths: Workload = CASE,
     seed: int = 1,
     incidents: tuple[Incident, ...] = (),
 ) -> list[Record]:

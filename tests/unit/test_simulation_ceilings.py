@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from random import Random
-from statistics import NormalDist
 
 import pytest
 
@@ -24,12 +22,7 @@ def typical_lengths(count: int) -> list[int]:
 
     Their means are the distribution's own, so nothing is left of chance but the order.
     """
-    normal = NormalDist(CASE.mu, CASE.sigma)
-    low, high = normal.cdf(math.log(CASE.low)), normal.cdf(math.log(CASE.high))
-    lengths = [
-        round(math.exp(normal.inv_cdf(low + (high - low) * (i + 0.5) / count)))
-        for i in range(count)
-    ]
+    lengths = [round(CASE.split_at((i + 0.5) / count).threshold) for i in range(count)]
     Random(1).shuffle(lengths)
     return lengths
 

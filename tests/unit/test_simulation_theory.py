@@ -7,10 +7,10 @@ from statistics import fmean
 
 import pytest
 
-from router.sim.lengths import DiscreteLengths, ExponentialLengths, Lengths
 from router.sim.records import Record
 from router.sim.statistics import Interval, estimate
-from tests.fakes.plants import a_linear_profile, a_queue, simulate
+from router.throughput.workloads import Atoms, Workload
+from tests.fakes.plants import Exponential, a_linear_profile, a_queue, simulate
 
 PER_TOKEN = 1e-4
 MEAN_TOKENS = 10_000
@@ -23,7 +23,7 @@ def mean_wait(records: list[Record]) -> float:
     return fmean(record.started - record.arrived for record in records[WARMUP:])
 
 
-def waits(servers: int, load: float, lengths: Lengths) -> Interval:
+def waits(servers: int, load: float, lengths: Workload) -> Interval:
     """The mean wait over independent runs, with its 99 % interval."""
     plant = a_queue(a_linear_profile(PER_TOKEN), servers)
     rate = load * servers / SERVICE
@@ -47,7 +47,7 @@ def erlang_c(servers: int, load: float) -> float:
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.6), (3, 0.75)])
 def test_exponential_service_waits_as_erlang_says(servers: int, load: float) -> None:
     """M/M/1 and M/M/c: Wq = C(c, rho) / (c mu - lambda), within the interval of the runs."""
-    found = waits(servers, load, ExponentialLengths(MEAN_TOKENS))
+    found = waits(servers, load, Exponential(MEAN_TOKENS))
     expected = erlang_c(servers, load) * SERVICE / (servers * (1 - load))
     assert found.contains(expected), (found, expected)
     assert found.half < 0.3 * expected
@@ -55,7 +55,7 @@ def test_exponential_service_waits_as_erlang_says(servers: int, load: float) -> 
 
 def test_constant_service_waits_half_as_long() -> None:
     """M/D/1: Wq = rho / (2 mu (1 - rho)), Pollaczek and Khinchine's form without variance."""
-    found = waits(1, 0.7, DiscreteLengths((MEAN_TOKENS,), (1.0,)))
+    found = waits(1, 0.7, Atoms.of({MEAN_TOKENS: 1.0}))
     expected = 0.7 * SERVICE / (2 * 0.3)
     assert found.contains(expected), (found, expected)
     assert found.half < 0.3 * expected
@@ -64,7 +64,7 @@ def test_constant_service_waits_half_as_long() -> None:
 def test_littles_law_holds_exactly() -> None:
     """The mean number in the system is the arrival rate times the mean stay, on every path."""
     plant = a_queue(a_linear_profile(PER_TOKEN), 2)
-    records = simulate(plant, 1.4, 2_000, lengths=ExponentialLengths(MEAN_TOKENS))
+    records = simulate(plant, 1.4, 2_000, lengths=Exponential(MEAN_TOKENS))
     changes = sorted(
         [(record.arrived, 1) for record in records] + [(record.finished, -1) for record in records]
     )

@@ -11,7 +11,6 @@ from router.domain.decision import Rule
 from router.domain.topology import ClusterKind, Role
 from router.domain.units import BytesPerSecond, from_gbps
 from router.sim.arrivals import PoissonArrivals
-from router.sim.lengths import DiscreteLengths, ExponentialLengths
 from router.sim.plants import (
     Conversion,
     DecodeSpec,
@@ -27,8 +26,10 @@ from router.sim.records import Outcome, write_csv
 from router.sim.simulations import Simulation
 from router.sim.statistics import measure_run
 from router.sim.traffic import SessionTraffic, draw_demands
+from router.throughput.workloads import Atoms
 from tests.fakes.plants import (
     H200,
+    Exponential,
     a_case_study,
     a_linear_profile,
     a_queue,
@@ -119,9 +120,7 @@ def test_a_conversion_moves_an_instance() -> None:
 
 def test_one_line_is_served_first_come_first_served() -> None:
     """Prefills on equal instances start in the order of arrival, and none idles while some wait."""
-    records = simulate(
-        a_queue(a_linear_profile(1e-4), 3), 2.9, 800, lengths=ExponentialLengths(10_000)
-    )
+    records = simulate(a_queue(a_linear_profile(1e-4), 3), 2.9, 800, lengths=Exponential(10_000))
     starts = [record.started for record in records]
     assert starts == sorted(starts)
     for each in records:
@@ -152,7 +151,7 @@ def test_sessions_find_their_prefix() -> None:
     """Agents' turns reuse what their instance holds: only new tokens are computed."""
     plant = a_case_study(cache_blocks=10_000)
     traffic = SessionTraffic(
-        PoissonArrivals(0.5), DiscreteLengths((8_000,), (1,)), DiscreteLengths((2_000,), (1,)),
+        PoissonArrivals(0.5), Atoms.of({8_000: 1}), Atoms.of({2_000: 1}),
         turns=5, pause=120, output=1024, shared=4_096,
     )  # fmt: skip
     reference = Reference(19_606, plant.pd.profile, H200, plant.links[0].rate, plant.fabric)
