@@ -131,7 +131,11 @@ def step_regime(
 
 def free_budget(state: LinkState, now: Seconds, budget: Seconds) -> Bytes:
     """Return how many more bytes may be booked so that all booked ones cross within `budget`."""
-    return Bytes(max(0, int(usable_bandwidth(state, now) * budget) - state.booked))
+    return _budget_left(state, usable_bandwidth(state, now), budget)
+
+
+def _budget_left(state: LinkState, usable: BytesPerSecond, budget: Seconds) -> Bytes:
+    return Bytes(max(0, int(usable * budget) - state.booked))
 
 
 def observe(state: LinkState, now: Seconds, bounds: RegimeBounds) -> LinkState:
@@ -165,17 +169,17 @@ def _with_booked(state: LinkState, booked: int) -> LinkState:
 
 def view_link(state: LinkState, now: Seconds, budget: Seconds) -> LinkView:
     """Return what the rule may see of the link."""
-    report = state.telemetry
+    report, usable = state.telemetry, usable_bandwidth(state, now)
     return LinkView(
         name=state.link.name,
         up=is_up(state, now),
         regime=state.regime,
         utilization=utilization(state, now),
-        free=free_budget(state, now, budget),
+        free=_budget_left(state, usable, budget),
         telemetry_required=state.link.telemetry_required,
         telemetry_age=None if report is None else now - report.observed_at,
         telemetry_max_age=state.link.telemetry_max_age,
         capacity=state.nominal,
         booked=state.booked,
-        rate=usable_bandwidth(state, now),
+        rate=usable,
     )

@@ -69,10 +69,11 @@ class _Offer(Struct, frozen=True):
 
 
 class _Home(Struct, frozen=True):
-    """The PD cluster of the request and who would compute the prompt there."""
+    """The PD cluster of the request and who would compute the prompt: there, and over each pair."""
 
     cluster: ClusterView
     candidate: InstanceView | None
+    others: tuple[tuple[PairView, InstanceView | None], ...]
 
     @property
     def belief(self) -> CacheBelief:
@@ -87,13 +88,12 @@ def decide(snapshot: Snapshot) -> Decision | NoRoute:
     cluster = choose_home(snapshot)
     if cluster is None:
         return NoRoute(snapshot.request.model)
-    home = _Home(cluster, choose_local_prefill(cluster))
-    offers = [_examine(snapshot, home, pair) for pair in snapshot.pairs if pair.pd == cluster.name]
-    reported = min(offers, key=_distance, default=None)
+    home = _look_around(snapshot, cluster)
+    offers = _examine_all(snapshot, home)
     if _is_off(snapshot, offers):
-        return _local(snapshot, home, Reason.DISABLED, reported)
+        return _local(snapshot, home, Reason.DISABLED, _nearest(offers))
     offers = [offer for offer in offers if offer.pair.threshold.mode is not ThresholdMode.OFF]
-    reported = min(offers, key=_distance, default=None)
+    reported = _nearest(offers)
     if snapshot.override is not None:
         return _follow_override(snapshot, home, offers, snapshot.override.route)
     if not snapshot.request.disaggregable:
@@ -112,9 +112,8 @@ def decide_local(snapshot: Snapshot, reason: Reason) -> Decision | NoRoute:
     cluster = choose_home(snapshot)
     if cluster is None:
         return NoRoute(snapshot.request.model)
-    home = _Home(cluster, choose_local_prefill(cluster))
-    offers = [_examine(snapshot, home, pair) for pair in snapshot.pairs if pair.pd == cluster.name]
-    reported = min(offers, key=_distance, default=None)
+    home = _look_around(snapshot, cluster)
+    reported = _nearest(_examine_all(snapshot, home))
     if reported is not None:
         reported = replace(reported, shipped=0)  # no time for a prefix to travel
     if not snapshot.request.disaggregable:
@@ -132,8 +131,8 @@ def decide_bound(snapshot: Snapshot, bound: str) -> Decision | NoRoute:
     if cluster is None:
         return NoRoute(snapshot.request.model)
     shown = without(snapshot, _rivals(snapshot, bound))
-    home = _Home(cluster, choose_local_prefill(_named(shown, cluster.name)))
-    offers = [_examine(shown, home, pair) for pair in shown.pairs if pair.pd == cluster.name]
+    home = _look_around(shown, _named(shown, cluster.name))
+    offers = _examine_all(shown, home)
     for offer in offers:
         if offer.candidate is not None and offer.candidate.name == bound:
             above = offer.uncached > offer.pair.threshold.tokens
@@ -141,7 +140,7 @@ def decide_bound(snapshot: Snapshot, bound: str) -> Decision | NoRoute:
             return _remote(shown, home, offer, reason)
     if home.candidate is None or home.candidate.name != bound:
         return decide(snapshot)
-    reported = min(offers, key=_distance, default=None)
+    reported = _nearest(offers)
     if reported is None:
         return _local(shown, home, _reason_without_pairs(shown, home), None)
     reason = Reason.SOONER_LOCAL if reported.takes else reported.reason
@@ -186,14 +185,33 @@ def usable_tokens(belief: CacheBelief, total: Tokens) -> Tokens:
     return max(0, min(belief.tokens or 0, total - 1))
 
 
-def _examine(snapshot: Snapshot, home: _Home, pair: PairView) -> _Offer:
+def _look_around(snapshot: Snapshot, cluster: ClusterView) -> _Home:
+    """Choose who would compute the prompt in each cluster."""
+    clusters = {each.name: each for each in snapshot.clusters}
+    limit = snapshot.remote_queue_limit
+    others = [
+        (pair, choose_remote_prefill(clusters[pair.prfaas], cluster, limit))
+        if pair.prfaas in clusters
+        else (pair, None)
+        for pair in snapshot.pairs
+        if pair.pd == cluster.name
+    ]
+    return _Home(cluster, choose_local_prefill(cluster), tuple(others))
+
+
+def _examine_all(snapshot: Snapshot, home: _Home) -> list[_Offer]:
+    return [_examine(snapshot, home, pair, candidate) for pair, candidate in home.others]
+
+
+def _nearest(offers: list[_Offer]) -> _Offer | None:
+    """Return the offer that is taken, or that came nearest to it."""
+    return offers[0] if len(offers) == 1 else min(offers, key=_distance, default=None)
+
+
+def _examine(
+    snapshot: Snapshot, home: _Home, pair: PairView, candidate: InstanceView | None
+) -> _Offer:
     total = snapshot.request.total_tokens
-    cluster = next((c for c in snapshot.clusters if c.name == pair.prfaas), None)
-    candidate = (
-        choose_remote_prefill(cluster, home.cluster, snapshot.remote_queue_limit)
-        if cluster
-        else None
-    )
     decode = choose_decode(decode_partners(home.cluster, candidate)) if candidate else None
     held = usable_tokens(decode.belief, total) if decode else 0
     handoff = size_handoff(snapshot.sizing, held)
@@ -272,7 +290,7 @@ def _follow_override(
     snapshot: Snapshot, home: _Home, offers: list[_Offer], route: Route
 ) -> Decision:
     """Do as the operator says, save on a path that is dead; then tell what blocks it."""
-    reported = min(offers, key=_distance, default=None)
+    reported = _nearest(offers)
     if not snapshot.request.disaggregable:
         blocked = Reason.NOT_DISAGGREGABLE if route is Route.PRFAAS else None
         return _whole(snapshot, home, Reason.OVERRIDE, reported, blocked)
@@ -441,13 +459,10 @@ def _stay(
 def _beliefs(snapshot: Snapshot, home: _Home) -> tuple[tuple[str, CacheBelief], ...]:
     """Return cached(c) of every candidate cluster: the home and all that could prefill for it."""
     beliefs = {home.cluster.name: home.belief}
-    by_name = {cluster.name: cluster for cluster in snapshot.clusters}
-    for pair in snapshot.pairs:
-        cluster = by_name.get(pair.prfaas)
-        if pair.pd != home.cluster.name or cluster is None or cluster.name in beliefs:
-            continue
-        candidate = choose_remote_prefill(cluster, home.cluster, snapshot.remote_queue_limit)
-        beliefs[cluster.name] = candidate.belief if candidate else CacheBelief.unknown()
+    serving = {cluster.name for cluster in snapshot.clusters}
+    for pair, candidate in home.others:
+        if pair.prfaas in serving and pair.prfaas not in beliefs:
+            beliefs[pair.prfaas] = candidate.belief if candidate else CacheBelief.unknown()
     return tuple(beliefs.items())
 
 
