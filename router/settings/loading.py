@@ -11,8 +11,9 @@ from router.domain.topology import ClusterKind
 from router.settings.checks import check_settings
 from router.settings.documents import Value, read_document
 from router.settings.environment import apply_overrides
-from router.settings.errors import Fault, FilePlace, KeyPath, SettingsError
+from router.settings.errors import Fault, KeyPath, SettingsError
 from router.settings.interpolation import interpolate
+from router.settings.neighbours import Naming, point_here
 from router.settings.origins import Origins
 from router.settings.profile_files import ProfileFile, read_profile
 from router.settings.root import Settings
@@ -76,7 +77,7 @@ def load(path: Path | str, environ: Mapping[str, str]) -> Loaded:
     faults = [*overlay.faults, *_place(complaints, origins)]
     profiles: dict[tuple[str, str], ProfileFile] = {}
     if settings is not None:
-        profiles, wrong = _read_profiles(settings, origins, _Naming(absolute.parent, shown))
+        profiles, wrong = _read_profiles(settings, origins, Naming(absolute.parent, shown))
         faults += wrong
     if faults or settings is None:
         raise SettingsError(faults)
@@ -125,21 +126,8 @@ def _without(value: Value, path: KeyPath) -> Value:
             return value
 
 
-@dataclass(frozen=True, slots=True)
-class _Naming:
-    """Shows paths next to the configuration as they look from where it was named."""
-
-    base: Path
-    shown: str
-
-    def of(self, path: Path) -> str:
-        if path.is_relative_to(self.base):
-            return str(Path(self.shown).parent / path.relative_to(self.base))
-        return str(path)
-
-
 def _read_profiles(
-    settings: Settings, origins: Origins, naming: _Naming
+    settings: Settings, origins: Origins, naming: Naming
 ) -> tuple[dict[tuple[str, str], ProfileFile], list[Fault]]:
     profiles: dict[tuple[str, str], ProfileFile] = {}
     faults: list[Fault] = []
@@ -150,7 +138,7 @@ def _read_profiles(
             try:
                 profile = read_profile(path, shown)
             except SettingsError as error:
-                faults += [_point_here(fault, at, origins) for fault in error.faults]
+                faults += [point_here(fault, at, origins.place_of(at)) for fault in error.faults]
                 continue
             faults += [
                 Fault(origins.place_of(at), at, f"{shown} {said}")
@@ -158,13 +146,6 @@ def _read_profiles(
             ]
             profiles[model.name, pool] = profile
     return profiles, faults
-
-
-def _point_here(fault: Fault, at: KeyPath, origins: Origins) -> Fault:
-    """A file that cannot be read at all is a fault of the line that names it."""
-    if isinstance(fault.place, FilePlace) and not fault.place.line:
-        return Fault(origins.place_of(at), at, f"{fault.place.file} {fault.message}")
-    return fault
 
 
 def _contradictions(model: ModelSettings, profile: ProfileFile) -> Iterator[str]:
