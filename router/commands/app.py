@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 from typer.exceptions import TyperException
 
-from router.commands import config, ctl, demo, engines, explain, kvmeta, replay, serve, worker
+from router.commands import config, ctl, demo, engines, explain, kvmeta, plan, replay, serve, worker
 from router.commands.output import FAILED, INTERRUPTED, UNUSABLE, CommandFailed, print_fault
 from router.settings import SettingsError
 
@@ -24,6 +24,7 @@ REGISTRATIONS: Final[tuple[Callable[[typer.Typer], None], ...]] = (
     config.register,
     ctl.register,
     explain.register,
+    plan.register,
     replay.register,
 )
 """Every module of this package that adds commands."""

@@ -22,14 +22,20 @@ from router.settings.serving import (
     HfTokenizerSettings,
     ModelSettings,
 )
-from router.throughput.profiles import Profile, ProfilePoint, ProfileSource
+from router.throughput.curves import Extrapolation, Interpolation
+from router.throughput.profiles import KvLine, Profile, ProfilePoint, ProfileSource
 
 
 class CompositionError(Exception):
     """A configuration that is sound by itself but cannot be run here; one readable line."""
 
 
-def build_profile(file: ProfileFile) -> Profile:
+def build_profile(
+    file: ProfileFile,
+    *,
+    interpolation: Interpolation = Interpolation.PCHIP,
+    extrapolation: Extrapolation = Extrapolation.LINEAR,
+) -> Profile:
     """Return the interpolated profile of a profile file.
 
     Where S_kv is given as a line, the line counts, evaluated at the file's own lengths.
@@ -49,7 +55,9 @@ def build_profile(file: ProfileFile) -> Profile:
         points,
         source=ProfileSource(file.source),
         hardware=file.hardware,
-        kv_bytes_per_token=None if line is None else line.bytes_per_token,
+        kv_line=None if line is None else KvLine(line.fixed_bytes, line.bytes_per_token),
+        interpolation=interpolation,
+        extrapolation=extrapolation,
     )
 
 

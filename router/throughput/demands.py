@@ -96,8 +96,8 @@ class DemandTable:
             else [(t - b) / share for t, b in zip(total, below, strict=True)]
         )
         near = None if stay < _NOBODY else [b / stay for b in below]
-        long_tokens = None if far is None else far[0]
-        short_tokens = None if near is None else near[0]
+        long_tokens = None if far is None else self._within(far[0])
+        short_tokens = None if near is None else self._within(near[0])
         if form is Form.REPRESENTATIVE:
             costs = _columns(self.remote, self.local)
             far = None if long_tokens is None else [cost(long_tokens) for cost in costs]
@@ -117,6 +117,10 @@ class DemandTable:
     def at_share(self, stay: float, form: Form = Form.EXACT) -> Demands:
         """Return the demands where the shortest `stay` of all requests stay local."""
         return self.at(self.workload.split_at(stay), form)
+
+    def _within(self, mean: float) -> float:
+        """A mean of lengths is between them, whatever rounding says."""
+        return min(max(mean, self.workload.shortest), self.workload.longest)
 
     def _below(self, split: Split) -> tuple[float, ...]:
         """Return each column's average over the local side, E[f(L); L local]."""

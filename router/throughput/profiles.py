@@ -67,13 +67,13 @@ def fit_kv_line(points: Sequence[ProfilePoint]) -> KvLine:
 class Profile:
     """T_prefill and S_kv of one pool, interpolated between points, and where they come from.
 
-    `kv_bytes_per_token` is the token-proportional part of S_kv: what a prefix held by the decode
-    side saves on the wire. The rest (recurrent state) ships with every hand-off.
+    `kv_line` parts S_kv into what is proportional to tokens, which a prefix held by the decode side
+    saves on the wire, and the rest (recurrent state), which ships with every hand-off.
     """
 
     prefill: Curve
     kv: Curve
-    kv_bytes_per_token: float
+    kv_line: KvLine
     source: ProfileSource
     hardware: str = ""
 
@@ -84,13 +84,13 @@ class Profile:
         *,
         source: ProfileSource,
         hardware: str = "",
-        kv_bytes_per_token: float | None = None,
+        kv_line: KvLine | None = None,
         interpolation: Interpolation = Interpolation.PCHIP,
         extrapolation: Extrapolation = Extrapolation.LINEAR,
     ) -> Self:
         """Build a profile from at least two points in increasing length.
 
-        Without `kv_bytes_per_token` the slope of the line fitted to the points' bytes is taken.
+        Without `kv_line` a line is fitted to the points' bytes.
         Raises CurveError for unusable points.
         """
         lengths = [float(point.tokens) for point in points]
@@ -101,9 +101,12 @@ class Profile:
                 [point.prefill_seconds for point in points],
             )
         )
-        if kv_bytes_per_token is None:
-            kv_bytes_per_token = fit_kv_line(points).bytes_per_token
-        return cls(prefill, kv, kv_bytes_per_token, source, hardware)
+        return cls(prefill, kv, kv_line or fit_kv_line(points), source, hardware)
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """The token-proportional part of S_kv, in bytes a token."""
+        return self.kv_line.bytes_per_token
 
     @property
     def longest(self) -> float:
