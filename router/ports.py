@@ -201,8 +201,13 @@ class Tokenizer(Protocol):
     CPU-bound and safe to share between threads: call it off the event loop.
     """
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`."""
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, scope: str = ""
+    ) -> Sequence[int]:
+        """Return the token ids of `text`.
+
+        What may be remembered of it serves later texts of the same scope alone.
+        """
         ...
 
     def render_chat(

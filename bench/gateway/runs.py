@@ -134,23 +134,24 @@ def run_contestant(bench: Bench, contestant: Contestant) -> Iterator[Running]:
 def _wait_until_ready(
     process: subprocess.Popen[str], contestant: Contestant, port: int, log: Path
 ) -> None:
-    """Poll until it serves and, for ours, every source of the index is synced."""
+    """Poll until it serves and, for ours, what it does beside at the start is done."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RigError(f"{contestant.name} ended with {process.returncode}: see {log}")
         with contextlib.suppress(OSError):
             open_url(f"http://127.0.0.1:{port}{ready_path(contestant)}", timeout=1)
-            if not isinstance(contestant.product, Ours) or _is_synced(port):
+            if not isinstance(contestant.product, Ours) or _is_settled(port):
                 return
         time.sleep(0.05)
     raise RigError(f"{contestant.name} was not ready within {_START_SECONDS:.0f} s: see {log}")
 
 
-def _is_synced(port: int) -> bool:
+def _is_settled(port: int) -> bool:
     state = json.loads(open_url(f"http://127.0.0.1:{port}/admin/v1/state"))
     sources = [each["state"] for each in state["index"]["sources"]]
-    return "synced" in sources and not {"unknown", "partial"} & set(sources)
+    checked = all(model["tokenizer"].get("checked", True) for model in state["models"])
+    return checked and "synced" in sources and not {"unknown", "partial"} & set(sources)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class HfTokenizer:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._special_names = dict(special_tokens)
         self._special_ids = frozenset(
             token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special
@@ -81,26 +81,34 @@ class HfTokenizer:
             special_tokens=_read_special_tokens(config),
         )
 
+    @staticmethod
+    def read_document(path: Path | str) -> Mapping[str, object]:
+        """Return the `tokenizer.json` of a directory. Raises TokenizerLoadError."""
+        return _read_config(Path(path) / "tokenizer.json")
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; special tokens spelled out in it are recognised.
 
         As a batch of one: only batches let other threads run meanwhile, and a prompt of 100,000
         tokens takes a fifth of a second, in which the event loop must not stand still (CASES R38).
         """
-        (encoded,) = self._tokenizer.encode_batch_fast(
-            [text], add_special_tokens=add_special_tokens
-        )
+        (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoded.ids
         return ids
 
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text, without what stands around a whole one."""
+        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [each.ids for each in encoded]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """Return each id's entry in the vocabulary; the empty string for an unknown id."""
-        return [self._tokenizer.id_to_token(token) or "" for token in ids]
+        return [self.tokenizer.id_to_token(token) or "" for token in ids]
 
     def is_special(self, token: int) -> bool:
         """Tell whether `token` is a control token."""

@@ -33,10 +33,10 @@ from router.compose.models import (
     build_tenants,
     fits,
     layouts_by_instance,
-    load_tokenizers,
 )
 from router.compose.pools import build_pools
 from router.compose.stores import Store, build_limits, build_state, open_store
+from router.compose.tokenizers import Tokenizers, load_tokenizers
 from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
@@ -121,6 +121,7 @@ class Core:
     admission: Admission
     log: DecisionLog
     engines: HttpEngineClient
+    tokenizers: Tokenizers
     draining: asyncio.Event
 
 
@@ -151,6 +152,7 @@ class Gateway:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.core.store.running())
             stack.push_async_callback(self.core.engines.aclose)
+            stack.callback(self.core.tokenizers.close)
             client = await stack.enter_async_context(
                 httpx.AsyncClient(
                     timeout=probe.timeout_seconds,
@@ -173,7 +175,13 @@ class Gateway:
             await prober.probe_all()
             await stack.enter_async_context(self.core.workers.answering())
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            runs = [*self.ingest.runs, prober.run, silence.run, self.core.truth.run]
+            runs = [
+                *self.ingest.runs,
+                prober.run,
+                silence.run,
+                self.core.truth.run,
+                self.core.tokenizers.run,
+            ]
             if self.core.store.common is not None:
                 runs.append(self.orders.run)
             background = [tasks.create_task(run()) for run in runs]
@@ -324,6 +332,7 @@ def _build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: Access
         log=DecisionLog(),
         engines=engines,
         pools=PoolBook(fleet, build_pools(settings, engines, clock)),
+        tokenizers=load_tokenizers(settings),
         draining=asyncio.Event(),
     )
 
@@ -401,7 +410,8 @@ def _build_routing(core: Core) -> Routing:
     return Routing(
         counter=PromptCounter(
             EngineCounter(core.engines, core.fleet, timeout=decision_timeout),
-            load_tokenizers(settings),
+            core.tokenizers.by_model,
+            core.tokenizers.threads,
         ),
         index=core.index,
         builder=SnapshotBuilder(
@@ -546,6 +556,9 @@ def _admin_room(
             clock=core.clock,
             store=core.store.kind,
             store_is_up=lambda: core.metrics.store_is_up,
+            tokenizers={
+                model: tokenizer.describe for model, tokenizer in core.tokenizers.by_model.items()
+            },
             describe_workers=core.workers.describe,
         ),
         clock=core.clock,

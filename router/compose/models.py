@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from kvmeta.types import CacheLayout
-from router.adapters.tokenizers import HfTokenizer, TokenizerLoadError
 from router.control.limits import TenantLimits
 from router.domain.decision import GateLimits
 from router.domain.topology import ClusterKind, Instance
@@ -101,20 +99,6 @@ def _tokenizer_kind(model: ModelSettings) -> tuple[TokenizerKind, float]:
             return TokenizerKind.HF, EstimateTokenizerSettings(kind="none").bytes_per_token
         case EstimateTokenizerSettings(bytes_per_token=bytes_per_token):
             return TokenizerKind.NONE, bytes_per_token
-
-
-def load_tokenizers(settings: Settings) -> dict[str, HfTokenizer]:
-    """Load every in-process tokenizer, by model name. Raises CompositionError."""
-    tokenizers: dict[str, HfTokenizer] = {}
-    for model in settings.models:
-        if isinstance(model.tokenizer, HfTokenizerSettings):
-            path = Path(model.tokenizer.path)
-            directory = path.parent if path.is_file() else path
-            try:
-                tokenizers[model.name] = HfTokenizer.load(directory)
-            except TokenizerLoadError as error:
-                raise CompositionError(f"models[{model.name}].tokenizer: {error}") from error
-    return tokenizers
 
 
 def layouts_by_instance(settings: Settings) -> Callable[[Instance], CacheLayout]:

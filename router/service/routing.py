@@ -226,7 +226,7 @@ class Routing:
         """Count the prompt within the decision's budget; over it the length is estimated."""
         began = self._clock.monotonic()
         try:
-            work = self._counter.count(ask.body, ask.named)
+            work = self._counter.count(ask.body, ask.named, ask.tenant.name)
             counted = await within(self._rules.decision_timeout, work)
         except TimeoutError:
             guess = estimate_tokens(ask.body, ask.named.model.bytes_per_token)

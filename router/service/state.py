@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from kvmeta.index import MetadataIndex
 from kvmeta.types import SourceReport
@@ -39,10 +39,12 @@ class StateReport:
         store: str,
         store_is_up: Callable[[], bool],
         describe_workers: Callable[[], Awaitable[Document]],
+        tokenizers: Mapping[str, Callable[[], Document]],
     ) -> None:
         """`store` names the kind of store, without credentials.
 
-        `describe_workers` tells which process answers, and which others the gateway has.
+        `describe_workers` tells which process answers, and which others the gateway has;
+        `tokenizers` tell, by model, how prompts are counted in process.
         """
         self._describe_workers = describe_workers
         self._fleet = fleet
@@ -56,6 +58,7 @@ class StateReport:
         self._clock = clock
         self._store = store
         self._store_is_up = store_is_up
+        self._tokenizers = tokenizers
 
     async def whole(self) -> Document:
         """Return everything in one document."""
@@ -233,6 +236,7 @@ class StateReport:
         return kinds.get(source) is ClusterKind.PRFAAS and kinds.get(target) is ClusterKind.PD
 
     def _model(self, model: ServedModel) -> Document:
+        in_process = self._tokenizers.get(model.name)
         return {
             "name": model.name,
             "aliases": sorted(model.aliases),
@@ -240,6 +244,7 @@ class StateReport:
             "block_size": model.layout.block_size,
             "groups": [group.kind for group in model.layout.groups],
             "profiled": sorted(model.profiles),
+            "tokenizer": {"kind": model.tokenizer, **(in_process() if in_process else {})},
         }
 
     def _age(self, at: Seconds) -> Seconds:

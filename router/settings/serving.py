@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from kvmeta.types import CPU, GPU, GroupKind
 from router.settings.fields import (
+    Count,
     FilePath,
     ModelName,
     PositiveCount,
@@ -37,6 +38,12 @@ class HfTokenizerSettings(Section):
     file itself; relative to the configuration file."""
     revision: Text | None = None
     """Names the tokenizer's state: part of every block's identity."""
+    encoder: Literal["auto", "hf"] = "auto"
+    """`auto` encodes by tiktoken, several times faster, where it is proved to give the same ids,
+    and remembers the turns of conversations; `hf` leaves everything to the tokenizer itself."""
+    remembered_bytes: Count = 67_108_864
+    """Most memory for the ids of turns that were encoded before; 0 remembers none. 64 MiB hold
+    sixteen million tokens: 160 conversations of 100K."""
 
 
 class EstimateTokenizerSettings(Section):

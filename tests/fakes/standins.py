@@ -12,6 +12,7 @@ import httpx
 
 from kvmeta.types import GroupKind
 from router.adapters.tokenizers import HfTokenizer
+from router.adapters.turn_tokenizers import TurnTokenizer
 from router.domain.topology import Role
 from router.sim.engines.cluster import RunningCluster, serve_cluster
 from router.sim.engines.specs import CacheSpec, ClusterSpec, EngineSpec, GroupSpec, LinkSpec
@@ -41,6 +42,12 @@ class AffineProfile:
 def shipped_tokenizer() -> HfTokenizer:
     """The tokenizer that ships with the stand-ins, loaded once."""
     return HfTokenizer.load(locate_tokenizer())
+
+
+def turn_tokenizer(max_bytes: int = 1_000_000) -> TurnTokenizer:
+    """The same as the gateway uses it, not improved yet, with a memory of its own."""
+    document = HfTokenizer.read_document(locate_tokenizer())
+    return TurnTokenizer("tiny", shipped_tokenizer(), max_bytes=max_bytes, document=document)
 
 
 def engine_spec(name: str, role: Role = Role.BOTH, **changes: object) -> EngineSpec:

@@ -8,11 +8,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from router.sim.tokenizer import locate_tokenizer
 from tests.fakes.kv_events import Engine, payload
 from tests.fakes.kv_publisher import KvPublisher
 from tests.fakes.live_engines import chat_events
 from tests.fakes.scripted_engine import Hold, Recorded, Script, json_answer, stream
-from tests.fakes.systems import BLOCK, System, fresh_ids, scripted_system
+from tests.fakes.systems import (
+    BLOCK,
+    MODEL,
+    System,
+    fresh_ids,
+    scripted_system,
+    standin_system,
+)
 
 ENGINE_COUNTS = {"tokenizer": {"kind": "engine"}}
 MESSAGES = [
@@ -130,3 +138,32 @@ async def test_r38_a_hanging_tokenizer_holds_up_no_stream(tmp_path: Path) -> Non
     assert len(gaps) > 10
     assert max(gaps) < 0.5
     assert {answer.headers["x-prfaas-reason"] for answer in answers} == {"decision_timeout"}
+
+
+async def test_r37_turns_that_were_remembered_count_as_the_engine_counts(tmp_path: Path) -> None:
+    """Before tiktoken is proved and after, over a conversation: the engine's own number of tokens.
+
+    The state tells who encodes, and that earlier turns were found again.
+    """
+    model = {"tokenizer": {"kind": "hf", "path": str(locate_tokenizer())}}
+    async with standin_system(tmp_path, threshold=100_000, model=model) as system:
+        messages: list[dict[str, str]] = []
+
+        async def say(words: str) -> None:
+            messages.append({"role": "user", "content": words})
+            body = {"model": MODEL, "messages": messages, "max_tokens": 1}
+            answer = await system.client.post("/v1/chat/completions", json=body)
+            used = answer.json()["usage"]["prompt_tokens"]
+            assert answer.headers["x-prfaas-total-tokens"] == str(used)
+
+        await say("What of <|im_end|> in a question? " * 80)
+        state = await system.until(
+            lambda state: bool(state["models"][0]["tokenizer"]["checked"]), within=60
+        )
+        told = state["models"][0]["tokenizer"]
+        assert (told["kind"], told["encoder"], told["notes"]) == ("hf", "tiktoken", [])
+        for words in ("And of ſt, İ and 字😀? " * 90, "Of \U0001fae8 and e\u0301? " * 90, "Well?"):
+            await say(words)
+        told = (await system.order("GET", "state"))["models"][0]["tokenizer"]
+        assert told["segments_found"] >= 3
+        assert (await system.metrics()).total("tokenizer_drift_total") == 0

@@ -18,7 +18,7 @@ from router.service.media import MEDIUM_TOKENS
 from router.service.models import NamedModel, ServedModel, TokenizerKind
 from tests.fakes.clocks import FakeClock
 from tests.fakes.scripted_engine import ScriptedEngine, json_answer
-from tests.fakes.standins import shipped_tokenizer
+from tests.fakes.standins import shipped_tokenizer, turn_tokenizer
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400_000}}
 SYSTEM = {"role": "system", "content": "Be brief, and tell what you see in one sentence."}
@@ -45,7 +45,7 @@ def fleet_of(url: str) -> Fleet:
 
 def counter(client: HttpEngineClient, url: str) -> PromptCounter:
     engines = EngineCounter(client, fleet_of(url), timeout=5)
-    return PromptCounter(engines, {"m": shipped_tokenizer()})
+    return PromptCounter(engines, {"m": turn_tokenizer()})
 
 
 async def test_r37_a_tokenizer_names_what_comes_before_the_first_picture() -> None:
