@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from router.domain.errors import ClientGone, MethodNotAllowed, RouterError
+import msgspec
+
+from router.domain.errors import BadRequest, ClientGone, MethodNotAllowed, RouterError
 from router.gateway.errors import error_response
 from router.gateway.requests import BodyBudget, Message, Receive, Scope, Send, read_body
 
@@ -76,12 +78,27 @@ class BoundedBodies:
         with self._budget.share() as share:
             try:
                 body = await read_body(scope, receive, self._limit, share)
+                if body and scope["method"] != "GET":
+                    _check_json(body)
             except ClientGone:
                 return
             except RouterError as error:
                 await _refuse(send, error)
             else:
                 await self._application(scope, _Replay(body, receive), send)
+
+
+def _check_json(body: bytes) -> None:
+    """Raise BadRequest for what is no JSON.
+
+    Python's own reader takes `NaN` and halves of surrogate pairs, which nothing can write again.
+    """
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise BadRequest("the body is nested too deeply", code="invalid_json") from error
 
 
 class _Replay:

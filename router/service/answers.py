@@ -21,6 +21,9 @@ _NULL: Final = msgspec.Raw(b"null")
 _WRAPPERS: Final = ("response", "message")
 """Members that hold the answer itself, in the events of Responses and Messages."""
 
+_LONGEST_COUNT: Final = 18
+"""Digits of a number of tokens; more are no count."""
+
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -95,10 +98,13 @@ def _raw(changes: dict[str, bytes]) -> dict[str, msgspec.Raw]:
 
 
 def _read_object(raw: msgspec.Raw | None) -> dict[str, msgspec.Raw] | None:
-    """Decode a member that is an object; None for anything else."""
+    """Decode a member that is an object; None for anything else, and for what is malformed."""
     if raw is None or not bytes(raw).startswith(b"{"):
         return None
-    return _OBJECT.decode(raw)
+    try:
+        return _OBJECT.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _edit_usage(usage: dict[str, msgspec.Raw], cached: Tokens | None) -> dict[str, bytes]:
@@ -138,6 +144,6 @@ def _read_count(members: dict[str, msgspec.Raw], *names: str) -> Tokens | None:
     """Return the first of the named members that is a count."""
     for name in names:
         text = bytes(members.get(name, _NULL))
-        if text.isdigit():
+        if text.isdigit() and len(text) <= _LONGEST_COUNT:
             return int(text)
     return None

@@ -283,7 +283,11 @@ def _remove_owned(fields: Mapping[str, msgspec.Raw]) -> dict[str, bytes | None]:
     raw = fields.get("vllm_xargs")
     if raw is None or not bytes(raw).startswith(b"{"):
         return changes
-    arguments = _FIELDS.decode(raw)
+    try:
+        arguments = _FIELDS.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        told = "vllm_xargs is not valid JSON"
+        raise BadRequest(told, param="vllm_xargs", code="invalid_json") from error
     if not _OWNED_ARGUMENTS.isdisjoint(arguments):
         kept: dict[str, bytes | None] = dict.fromkeys(_OWNED_ARGUMENTS)
         changes["vllm_xargs"] = form_object(bytes(raw), arguments, kept)
@@ -402,7 +406,7 @@ def _is_set(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
 def _is_several(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
     """Whether a member is a whole number over 1."""
     text = bytes(fields.get(name, msgspec.Raw(b"")))
-    return text.isdigit() and int(text) > 1
+    return text.isdigit() and (len(text) > 1 or text > b"1")
 
 
 def _has_media(messages: bytes) -> bool:

@@ -244,7 +244,7 @@ def _read_usage(raw: msgspec.Raw) -> PrefillAnswer:
     """Read a usage object of any endpoint; one that cannot be read tells nothing."""
     try:
         usage = _USAGE.decode(raw) or _Usage()
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         usage = _Usage()
     details = usage.prompt_tokens_details or usage.input_tokens_details or _PromptDetails()
     cached = details.cached_tokens

@@ -142,7 +142,7 @@ class EngineCounter:
             served = named.lora or instance.served_name or named.model.served_name
             try:
                 listed = await self._ask(instance, body, served)
-            except (UpstreamError, msgspec.DecodeError):
+            except (UpstreamError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
             if listed is not None:
                 return listed

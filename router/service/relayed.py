@@ -50,8 +50,15 @@ class WholeAnswer(Struct, frozen=True):
 
 
 async def read_whole(response: EngineResponse, instance: str) -> WholeAnswer:
-    """Read a response to its end. Raises UpstreamBroken, UpstreamTimeout."""
-    body = b"".join([piece async for piece in _read_plain(response, instance)])
+    """Read a response to its end. Raises UpstreamBroken, UpstreamTimeout.
+
+    What cannot be read to its end is cut: a coding may break long before its response does.
+    """
+    try:
+        body = b"".join([piece async for piece in _read_plain(response, instance)])
+    except BaseException:
+        await response.aclose()
+        raise
     return WholeAnswer(response.status, select_answer_headers(response.headers), body)
 
 

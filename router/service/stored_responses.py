@@ -101,7 +101,7 @@ class IdSpotter:
 
     def read_whole(self, body: bytes) -> None:
         """Look at an answer that is no stream; one without an id tells nothing."""
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._note(_WHOLE.decode(body).id)
 
     def feed(self, piece: bytes) -> None:
@@ -112,7 +112,7 @@ class IdSpotter:
         *lines, rest = self._held.split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     self._note(_EVENT.decode(line[5:]).response.id)
                 self._done = True
                 break

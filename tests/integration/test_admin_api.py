@@ -293,6 +293,25 @@ async def test_malformed_json_is_400(quiet: System) -> None:
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "value", ['"\\ud800"', "NaN", "-Infinity", "[" * 10_000 + "]" * 10_000, '"\x01"', "01"]
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_json_that_python_alone_would_take_is_400(quiet: System, value: str) -> None:
+    """What nothing can write again is refused on the way in, before it is in a document."""
+    for path in ("instances", "decisions:explain", "threshold"):
+        method = "PUT" if path == "threshold" else "POST"
+        body = '{"name":"x","role":"decode","prompt":' + value + "}"
+        answer = await quiet.client.request(
+            method,
+            f"{quiet.admin_url}/admin/v1/{path}",
+            content=body.encode("utf-8"),
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "invalid_json"
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_curl_without_a_content_type_is_understood(quiet: System) -> None:
     """A JSON body is read as JSON although curl calls it a form."""

@@ -377,3 +377,19 @@ async def test_an_unpackable_answer_is_broken() -> None:
         scene.decode.reply(completion())
         response, _ = await scene.answer(None)
         assert response.status == 200
+
+
+@pytest.mark.parametrize("route", [None, Route.LOCAL, Route.PRFAAS])
+async def test_an_unpackable_answer_leaves_no_connection(route: Route | None) -> None:
+    """A coding that breaks before its body ends cuts the engine's connection, on every leg."""
+    fields = [("content-encoding", "gzip"), ("content-length", "900")]
+    broken = [head(200, fields), Send(b"not gzip"), Hold()]
+    async with a_scene() as scene:
+        for engine in (scene.prefill, scene.remote, scene.decode):
+            engine.reply(broken)
+        with pytest.raises(UpstreamBroken):
+            await scene.answer(route)
+        for engine in (scene.prefill, scene.remote, scene.decode):
+            for request in engine.requests:
+                await engine.peer_closed(request)
+        assert scene.rig.books.is_clear

@@ -80,3 +80,20 @@ def test_usage_is_read_in_every_dialect() -> None:
     assert rewriter.rewrite(chat).usage == Usage(1, 2, None)
     assert rewriter.rewrite(responses).usage == Usage(1, 2, 0)
     assert rewriter.rewrite(messages).usage == Usage(1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        b'{"prompt_tokens":1,"\xff":2}',
+        b'{"prompt_tokens_details":{"cached_tokens":1,"\xff":2}}',
+        b'{"prompt_tokens":' + b"9" * 5000 + b"}",
+        b'{"prompt_tokens":-1,"prompt_tokens_details":[]}',
+    ],
+)
+def test_malformed_usage_hides_no_parameters(usage: bytes) -> None:
+    """What cannot be read of an answer tells nothing; internal hosts stay hidden all the same."""
+    answer = b'{"kv_transfer_params":{"remote_host":"10.0.0.1"},"usage":' + usage + b"}"
+    rewritten = Rewriter(Edits(cached_tokens=7)).rewrite(answer)
+    assert b"10.0.0.1" not in rewritten.text
+    assert rewritten.usage in (None, Usage(None, None, None), Usage(None, None, 7))

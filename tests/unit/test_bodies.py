@@ -55,6 +55,7 @@ def chat(**members: object) -> bytes:
         (b'{"model":"m","prompt":"p","stream":"yes"}', "stream"),
         (b'{"model":"m","prompt":"p","stream":1}', "stream"),
         (b'{"model":"m","prompt":"p","cache_salt":7}', "cache_salt"),
+        (b'{"model":"m","prompt":"p","vllm_xargs":{"\xff":1}}', "vllm_xargs"),
     ],
 )
 def test_bad_completions_are_refused_by_name(raw: bytes, param: str | None) -> None:
@@ -110,6 +111,15 @@ def test_r24_requests_about_the_prompt_stay_whole(member: dict[str, object]) -> 
     assert not read_body(completion(**member), BodyKind.COMPLETION).disaggregable
     off = dict.fromkeys(("echo", "prompt_logprobs", "use_beam_search"))
     assert read_body(completion(**off), BodyKind.COMPLETION).disaggregable
+
+
+@pytest.mark.parametrize(
+    ("number", "several"), [(b"1", False), (b"0", False), (b"2", True), (b"9" * 5000, True)]
+)
+def test_answers_are_counted_whatever_their_number(number: bytes, several: bool) -> None:
+    """More than one answer is indivisible, also where no machine counts so far."""
+    raw = b'{"model":"m","prompt":"p","n":' + number + b"}"
+    assert read_body(raw, BodyKind.COMPLETION).disaggregable is not several
 
 
 def test_stored_conversations_stay_with_their_engine() -> None:

@@ -99,4 +99,5 @@ def test_whole_answers() -> None:
     for body in ({"error": {"message": "no"}}, {"id": 7}, [], {"id": "resp_1", "output": [{}]}):
         spotter.read_whole(json.dumps(body).encode())
     spotter.read_whole(b"\xff")
+    spotter.read_whole(b'{"a":' * 10_000 + b"1" + b"}" * 10_000)
     assert found == ["resp_1"]
