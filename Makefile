@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
 PEER   := build/bench/vllm-router
 
-.PHONY: help demo test redis long bench soak lint types check lock clean
+.PHONY: help demo test redis long bench soak fuzz lint types check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -35,6 +35,9 @@ bench: $(VENV)/.runtime $(PEER)/.installed ## this gateway beside vllm-router, i
 
 soak: $(VENV)/.dev redis ## mixed traffic and faults, then the books: make soak ARGS="--minutes 30"
 	$(BIN)/python -m tests.soak $(ARGS)
+
+fuzz: $(VENV)/.dev ## spoilt requests and answers by the thousand, from a new seed (ARGS="--inputs 100000")
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 check: lint types
 

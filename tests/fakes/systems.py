@@ -286,6 +286,7 @@ async def scripted_system(
     entries: Mapping[str, Mapping[str, Any]] | None = None,
     names: str = "p0 d0 f0",
     pools: Mapping[str, Document] | None = None,
+    make_engine: Callable[[str], LiveEngine] = LiveEngine,
     **changes: object,
 ) -> AsyncIterator[System]:
     """A gateway over scripted engines.
@@ -298,7 +299,7 @@ async def scripted_system(
     roles = {"p": "prefill", "d": "decode", "f": "prefill", "b": "both"}
     async with AsyncExitStack() as stack:
         engines = {
-            name: await stack.enter_async_context(LiveEngine(name)) for name in names.split()
+            name: await stack.enter_async_context(make_engine(name)) for name in names.split()
         }
         clusters: dict[str, Document] = {
             "east": {"name": "east", "kind": "pd", "instances": []},

@@ -1,0 +1,1 @@
+"""Spoilt inputs by the thousand: `make fuzz` throws more of them."""
