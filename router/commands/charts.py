@@ -183,7 +183,7 @@ class _Frame:
     def marks(self, marks: Sequence[Mark]) -> Iterator[str]:
         for i, mark in enumerate(marks):
             at = self.x(mark.x)
-            right = at > _WIDTH * 0.7
+            right = at > _WIDTH * 0.82
             anchor, shift = ("end", -6) if right else ("start", 6)
             yield (
                 f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}"'

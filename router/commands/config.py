@@ -13,8 +13,14 @@ from router.domain.topology import ClusterKind
 from router.settings import Fault, Loaded, Settings, SettingsError, load
 from router.settings.checks import note_oddities
 from router.settings.errors import FilePlace, Place, VariablePlace, format_path
+from router.settings.fields import Section
 from router.settings.origins import EffectiveValue, format_origin, list_effective
-from router.settings.reference import render_reference
+from router.settings.reference import render_reference, render_table
+from router.settings.scenarios import ScenarioSettings
+
+ForScenarios = Annotated[
+    bool, typer.Option("--scenario", help="Of scenarios of `prfaas plan` instead.")
+]
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="The configuration, in YAML.")]
 
@@ -55,14 +61,18 @@ def check(file: ConfigFile, *, as_json: AsJson = False) -> None:
         print(f"note: {note}")
 
 
-def schema(*, as_json: AsJson = True) -> None:  # noqa: ARG001  # it is JSON either way
+def schema(
+    *,
+    scenario: ForScenarios = False,
+    as_json: AsJson = True,  # noqa: ARG001  # it is JSON either way
+) -> None:
     """Print the JSON Schema of a configuration, for editors and pipelines.
 
     It describes the file after `${VAR}` references were replaced.
 
-    Example: prfaas config schema > prfaas.schema.json
+    Examples: prfaas config schema > prfaas.schema.json · prfaas config schema --scenario
     """
-    print_json(build_schema())
+    print_json(build_scenario_schema() if scenario else build_schema())
 
 
 def show(file: ConfigFile, *, as_json: AsJson = False) -> None:
@@ -81,19 +91,24 @@ def show(file: ConfigFile, *, as_json: AsJson = False) -> None:
         print(f"{text:<{width}}  # {format_origin(origin)}")
 
 
-def reference() -> None:
-    """Print the tables of docs/configuration.md."""
-    print(render_reference(Settings), end="")
+def reference(*, scenario: ForScenarios = False) -> None:
+    """Print the tables of docs/configuration.md, or the one of docs/scenarios.md."""
+    print(render_table(ScenarioSettings) if scenario else render_reference(Settings), end="")
 
 
 def build_schema() -> dict[str, object]:
     """Return the JSON Schema of a configuration file."""
-    document = Settings.model_json_schema(by_alias=True)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **document,
-        "title": "PrfaaS router configuration",
-    }
+    return _titled("PrfaaS router configuration", Settings)
+
+
+def build_scenario_schema() -> dict[str, object]:
+    """Return the JSON Schema of a scenario of `prfaas plan`."""
+    return _titled("PrfaaS planner scenario", ScenarioSettings)
+
+
+def _titled(title: str, model: type[Section]) -> dict[str, object]:
+    document = model.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document, "title": title}
 
 
 def summarise(loaded: Loaded) -> str:

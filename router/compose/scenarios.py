@@ -9,7 +9,7 @@ from typing import assert_never
 from router.compose.models import CompositionError, build_profile
 from router.domain.decision import GateLimits
 from router.domain.topology import ClusterKind
-from router.domain.units import BytesPerSecond, from_gbps
+from router.domain.units import from_gbps
 from router.planning.scenarios import Basis, Configured, Knowledge, PrefixSet, Scenario
 from router.settings.profile_files import ProfileFile
 from router.settings.scenarios import (
@@ -158,8 +158,12 @@ def _read_trace(path: Path) -> Iterator[TraceRequest]:
 
 def _limits(settings: ScenarioSettings) -> GateLimits:
     gate = settings.gate
-    limit: BytesPerSecond | None = None if gate.max_kv_gbps is None else from_gbps(gate.max_kv_gbps)
-    return GateLimits(limit, gate.min_long_share, gate.min_long_tokens, gate.min_gain)
+    return GateLimits(
+        kv_rate=from_gbps(gate.max_kv_gbps),
+        long_share=gate.min_long_share,
+        long_tokens=gate.min_long_tokens,
+        gain=gate.min_gain,
+    )
 
 
 def _prices(settings: ScenarioSettings, prices: PriceSettings) -> Prices:

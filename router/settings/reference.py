@@ -60,6 +60,12 @@ def render_reference(model: type[BaseModel]) -> str:
     return "\n".join(parts)
 
 
+def render_table(model: type[BaseModel]) -> str:
+    """Return one Markdown table of every setting below a model."""
+    lines = ["| setting | type | default | meaning |", "|---|---|---|---|"]
+    return "\n".join([*lines, *(_row(entry) for entry in list_settings(model))]) + "\n"
+
+
 def _below(model: type[BaseModel], name: str) -> Iterator[SettingEntry]:
     """The settings of one top-level section."""
     for entry in list_settings(model):

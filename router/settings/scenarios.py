@@ -172,16 +172,16 @@ class ScenarioDecodeSettings(Section):
 
 
 class ScenarioGateSettings(Section):
-    """What is wanted before prefills leave home."""
+    """What is wanted before prefills leave home. A least value of 0 asks nothing."""
 
-    max_kv_gbps: PositiveNumber | None = 15
+    max_kv_gbps: PositiveNumber = 15
     """Limit of Phi_kv of one instance at the operating length. The paper's hybrid models make 1.2
     to 8.3 Gbit/s, its dense ones 21 to 60 from 8K on."""
-    min_long_share: Ratio | None = 0.05
+    min_long_share: Ratio = 0.05
     """Least share of prompts over the threshold: below it the remote pool serves rare guests."""
-    min_long_tokens: PositiveTokens | None = 4000
+    min_long_tokens: TokenCount = 4000
     """Least mean uncached length of those prompts: below it a transfer costs what it saves."""
-    min_gain: PositiveNumber | None = 1.1
+    min_gain: Duration = 1.1
     """Least factor by which the whole must sustain more than its PD clusters alone."""
 
 

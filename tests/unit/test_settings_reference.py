@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from router.commands.app import run
-from router.commands.config import build_schema
+from router.commands.config import build_scenario_schema, build_schema
 from router.settings import Settings
-from router.settings.reference import list_settings, render_reference
+from router.settings.reference import list_settings, render_reference, render_table
+from router.settings.scenarios import ScenarioSettings
 from router.settings.validation import validate_value
 
 ROOT = Path(__file__).parents[2]
@@ -186,3 +187,17 @@ def test_the_reference_names_every_setting() -> None:
     for entry in list_settings(Settings):
         assert f"`{entry.path}`" in page or f"## {entry.path}\n" in page
         assert entry.meaning
+
+
+def test_the_scenario_page_names_every_setting() -> None:
+    """docs/scenarios.md ends with the generated table."""
+    page = (ROOT / "docs/scenarios.md").read_text("utf-8")
+    assert page.endswith(render_table(ScenarioSettings)), "run: prfaas config reference --scenario"
+    assert all(entry.meaning for entry in list_settings(ScenarioSettings))
+
+
+def test_the_scenario_schema_fits_the_examples() -> None:
+    """Editors that check scenarios by the schema find nothing wrong with the shipped ones."""
+    validator = jsonschema.Draft202012Validator(build_scenario_schema())
+    for path in sorted((ROOT / "examples/scenarios").glob("*.yaml")):
+        validator.validate(yaml.safe_load(path.read_text("utf-8")))
