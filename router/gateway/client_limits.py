@@ -19,8 +19,13 @@ LEAST_BODY_RATE: Final = 500
 FRAMING_SHARE: Final = 8
 """Bytes of chunk framing allowed for each byte of a body: chunks of one byte have five."""
 
-LINGER_BYTES: Final = 256 * 1024
-"""How much of a body that nobody wants is read after its answer (Go's server: 256 KiB)."""
+LINGER_BYTES: Final = 64 * 1024 * 1024
+"""How much of a body that nobody wants is read after its answer: four bodies of the default limit.
+
+Most clients read no answer before they have sent all; one that is reset before loses its 413. What
+is dropped costs no memory, and `LINGER_SECONDS` bounds it as well (Go's server reads 256 KiB, nginx
+whatever comes in 30 s).
+"""
 
 LINGER_SECONDS: Final[Seconds] = 2.0
 """How long that may take. nginx lingers 5 s between reads; an answer in flight needs less."""

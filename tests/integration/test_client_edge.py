@@ -423,10 +423,16 @@ async def test_a_body_nobody_wants_is_not_read_for_ever(tmp_path: Path) -> None:
     """What follows a refusal is dropped, and the connection cut when it does not end."""
     async with scripted_system(tmp_path, names="b0", server={"max_body_bytes": 10_000}) as system:
         async with calling(system.url) as client:
-            await client.send(request(b"", "content-length: 100000000", length=False))
+            await client.send(request(b"", "content-length: 1000000000", length=False))
             with pytest.raises(ConnectionError):
-                await client.send(b"x" * 50_000_000)
+                await flood(client)
         await until_empty(system)
+
+
+async def flood(client: RawCall) -> None:
+    """Send more than anybody reads."""
+    for _ in range(200):
+        await client.send(b"x" * 1_000_000)
 
 
 # -- one request after the other

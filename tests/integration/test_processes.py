@@ -269,6 +269,22 @@ async def test_r32_a_body_over_the_limit_costs_no_memory(tmp_path: Path, declare
     assert risen < 8 * 2 * limit
 
 
+async def test_r32_a_client_that_sends_all_before_it_reads_gets_its_413(tmp_path: Path) -> None:
+    """A body far over the limit is read to its end and dropped: the answer is not lost."""
+    async with serving(tmp_path, server={"max_body_bytes": 1_000_000}) as (_, client, engine):
+        for content in (bytes(20_000_000), pieces_of(20_000_000)):
+            reply = await client.post("/v1/completions", content=content)
+            assert reply.status_code == 413
+            assert reply.json()["error"]["code"] == "body_too_large"
+        assert engine.calls == []
+
+
+async def pieces_of(size: int) -> AsyncIterator[bytes]:
+    """Yield a body of so many bytes, without telling its length before."""
+    for _ in range(size // 100_000):
+        yield bytes(100_000)
+
+
 async def pour(url: str, framing: str) -> int:
     """Send 40 MB for as long as the gateway takes them; return what it answers.
 
