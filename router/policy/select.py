@@ -20,24 +20,18 @@ def decode_partners(cluster: ClusterView, prefill: InstanceView) -> list[Instanc
 
     Never across differing compatibility, and never the instance itself.
     """
-    return [
-        view
-        for view in cluster.instances
-        if view.ready
-        and view.role is not Role.PREFILL
-        and view.takes_handoff
-        and view.name != prefill.name
-        and view.compatibility == prefill.compatibility
-    ]
+    return [view for view in cluster.instances if _may_decode(view, prefill)]
 
 
 def choose_decode(candidates: Iterable[InstanceView]) -> InstanceView | None:
     """Return the least loaded one; among equals the one that holds the longest prefix."""
-
-    def rank(view: InstanceView) -> tuple[float, int, str]:
-        return (view.inflight / (view.slots or 1), -(view.belief.tokens or 0), view.name)
-
-    return min(candidates, key=rank, default=None)
+    best: InstanceView | None = None
+    least: tuple[float, int, str] | None = None
+    for view in candidates:
+        rank = (view.inflight / (view.slots or 1), -(view.belief.tokens or 0), view.name)
+        if least is None or rank < least:
+            best, least = view, rank
+    return best
 
 
 def choose_local_prefill(home: ClusterView) -> InstanceView | None:
@@ -45,19 +39,17 @@ def choose_local_prefill(home: ClusterView) -> InstanceView | None:
 
     An aggregated instance is a candidate by itself, a prefill instance only with a decode partner.
     """
-    return min(
-        (
-            view
-            for view in home.instances
-            if view.ready
-            and (
-                view.role is Role.BOTH
-                or (view.role is Role.PREFILL and decode_partners(home, view))
-            )
-        ),
-        key=lambda view: (expected_seconds(view), view.name),
-        default=None,
-    )
+    best: InstanceView | None = None
+    least: tuple[Seconds, str] | None = None
+    for view in home.instances:
+        if not view.ready or view.role is Role.DECODE:
+            continue
+        if view.role is Role.PREFILL and not _has_partner(home, view):
+            continue
+        rank = (expected_seconds(view), view.name)
+        if least is None or rank < least:
+            best, least = view, rank
+    return best
 
 
 def choose_remote_prefill(
@@ -67,15 +59,15 @@ def choose_remote_prefill(
 
     Instances with room in their queue come before full ones.
     """
-    return min(
-        (
-            view
-            for view in cluster.instances
-            if view.ready and view.role is not Role.DECODE and decode_partners(home, view)
-        ),
-        key=lambda view: (queue_is_full(view, queue_limit), expected_seconds(view), view.name),
-        default=None,
-    )
+    best: InstanceView | None = None
+    least: tuple[bool, Seconds, str] | None = None
+    for view in cluster.instances:
+        if not view.ready or view.role is Role.DECODE or not _has_partner(home, view):
+            continue
+        rank = (queue_is_full(view, queue_limit), expected_seconds(view), view.name)
+        if least is None or rank < least:
+            best, least = view, rank
+    return best
 
 
 def choose_whole(home: ClusterView) -> InstanceView | None:
@@ -97,6 +89,23 @@ def choose_home(snapshot: Snapshot) -> ClusterView | None:
         return alive[0]
     asked = [cluster for cluster in alive if cluster.name == snapshot.request.home]
     return min(asked or alive, key=lambda cluster: (_load(cluster), cluster.name), default=None)
+
+
+def _may_decode(view: InstanceView, prefill: InstanceView) -> bool:
+    return (
+        view.ready
+        and view.role is not Role.PREFILL
+        and view.takes_handoff
+        and view.name != prefill.name
+        and view.compatibility == prefill.compatibility
+    )
+
+
+def _has_partner(cluster: ClusterView, prefill: InstanceView) -> bool:
+    for view in cluster.instances:  # noqa: SIM110 - a loop costs half of `any` over so few
+        if _may_decode(view, prefill):
+            return True
+    return False
 
 
 def _can_answer(cluster: ClusterView) -> bool:
