@@ -144,25 +144,32 @@ def observe(state: LinkState, now: Seconds, bounds: RegimeBounds) -> LinkState:
     return state if regime is state.regime else replace(state, regime=regime)
 
 
+def report(state: LinkState, telemetry: Telemetry, now: Seconds, bounds: RegimeBounds) -> LinkState:
+    """Return the state that has been told its latest telemetry, in the regime that it asks for."""
+    return observe(_with(state, telemetry=telemetry), now, bounds)
+
+
 def book(state: LinkState, size: Bytes) -> LinkState:
     """Reserve `size` bytes."""
-    return _with_booked(state, state.booked + size)
+    return _with(state, booked=state.booked + size)
 
 
 def release(state: LinkState, size: Bytes) -> LinkState:
     """Give back `size` bytes booked before; never below 0."""
-    return _with_booked(state, max(0, state.booked - size))
+    return _with(state, booked=max(0, state.booked - size))
 
 
-def _with_booked(state: LinkState, booked: int) -> LinkState:
-    """Return the state with these bytes booked: `replace` would cost four times as much."""
+def _with(
+    state: LinkState, *, booked: int | None = None, telemetry: Telemetry | None = None
+) -> LinkState:
+    """Return the state with one thing changed: `replace` would cost four times as much."""
     return LinkState(
         state.link,
         state.health,
         state.mode,
         state.capacity,
-        state.telemetry,
-        Bytes(booked),
+        state.telemetry if telemetry is None else telemetry,
+        state.booked if booked is None else Bytes(booked),
         state.regime,
     )
 

@@ -14,6 +14,7 @@ from router.control.links import (
     book,
     observe,
     release,
+    report,
     view_link,
 )
 from router.domain.decision import LinkView
@@ -76,9 +77,7 @@ class LinkBoard:
         if last is not None and telemetry.observed_at < last.observed_at:
             return self.state(name)
         now = self._clock.monotonic()
-        return self._change(
-            name, lambda state: observe(replace(state, telemetry=telemetry), now, self._bounds)
-        )
+        return self._change(name, lambda state: report(state, telemetry, now, self._bounds))
 
     def set_health(self, name: str, health: LinkHealth) -> LinkState:
         """Take a link up or down, or believe the telemetry again."""

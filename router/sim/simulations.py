@@ -185,8 +185,11 @@ class Simulation:
             job.started = prefill.take(self.calendar.now, work)
             job.prefilled = job.started + work
             job.legs = 2
-            self.calendar.at(job.started, self._open, job)
             self.calendar.at(job.prefilled, self._finish_leg, job)
+            if job.started > self.calendar.now:
+                self.calendar.at(job.started, self._open, job)
+            else:
+                self._open(job)
             return
         # When its turn comes depends on the link; what is queued is the estimate.
         prefill.take(self.calendar.now, work + job.booked / wire.spec.rate)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import replace
 
 from router.control.links import (
     LinkState,
     RegimeBounds,
     Telemetry,
     book,
-    observe,
     release,
+    report,
     view_link,
 )
 from router.domain.decision import (
@@ -37,6 +36,7 @@ from router.sim.plants import LinkSpec, PlantFault, PlantSpec, PoolSpec, Referen
 from router.sim.traffic import Demand
 
 MODEL = "model"
+_BOUNDS = RegimeBounds()
 _NEVER = math.nan
 
 
@@ -141,8 +141,8 @@ class Wire:
         self.link.advance(now)
         egress = (self.link.sent - self._told) / period
         self._told = self.link.sent
-        telemetry = Telemetry(BytesPerSecond(egress), now, available=BytesPerSecond(self.link.rate))
-        self.state = observe(replace(self.state, telemetry=telemetry), now, RegimeBounds())
+        telemetry = Telemetry(BytesPerSecond(egress), now, available=self.link.rate)
+        self.state = report(self.state, telemetry, now, _BOUNDS)
 
 
 class System:
