@@ -17,8 +17,8 @@ unknown stays so. Prompts of different tenants have different hashes and never m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 
 from msgspec import Struct
@@ -94,15 +94,15 @@ class Speculation:
     def __len__(self) -> int:
         return sum(len(prompts.by_number) for prompts in self._expected.values())
 
-    @contextmanager
     def computing(
         self, source: SourceId, layout: CacheLayout, prompt: PromptBlocks
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Let `prompt` count as present at `source` while the block runs, at most its time."""
         kept = keep_prompt(layout, prompt) if self._ttl_seconds > 0 else None
-        if kept is None:
-            yield
-            return
+        return nullcontext() if kept is None else _Computing(self, source, kept)
+
+    def expect(self, source: SourceId, kept: Kept) -> int:
+        """Let what a prompt leaves behind count from now on; return its number."""
         number = next(self._numbers)
         prompts = self._expected.get(source)
         if prompts is None:
@@ -110,10 +110,7 @@ class Speculation:
         prompts.add(number, _Expected(kept, kept.longest, self._clock() + self._ttl_seconds))
         if len(prompts.by_number) > self._max_prompts:
             prompts.drop(next(iter(prompts.by_number)))
-        try:
-            yield
-        finally:
-            self._drop(source, number)
+        return number
 
     def raise_belief(
         self, source: SourceId, prompt: PromptBlocks, belief: CacheBelief
@@ -131,7 +128,7 @@ class Speculation:
             reusable = expected.kept.reusable(prompt)
             confirmed = told >= reusable == expected.longest
             if confirmed or now >= expected.until:
-                self._drop(source, number)
+                self.drop(source, number)
             else:
                 longest = max(longest, reusable)
         return belief if longest == told else CacheBelief(longest, SourceState.APPROXIMATE)
@@ -145,13 +142,31 @@ class Speculation:
         for source in [source for source in self._expected if source.instance == instance]:
             del self._expected[source]
 
-    def _drop(self, source: SourceId, number: int) -> None:
+    def drop(self, source: SourceId, number: int) -> None:
+        """Expect one prompt no more; nothing where it is not expected any more."""
         prompts = self._expected.get(source)
         if prompts is None:
             return
         prompts.drop(number)
         if not prompts.by_number:
             del self._expected[source]
+
+
+class _Computing:
+    """One prompt that counts for the time of a block."""
+
+    __slots__ = ("_kept", "_number", "_source", "_speculation")
+
+    def __init__(self, speculation: Speculation, source: SourceId, kept: Kept) -> None:
+        self._speculation = speculation
+        self._source = source
+        self._kept = kept
+
+    def __enter__(self) -> None:
+        self._number = self._speculation.expect(self._source, self._kept)
+
+    def __exit__(self, *_: object) -> None:
+        self._speculation.drop(self._source, self._number)
 
 
 class SpeculativeIndex(ForwardingIndex):

@@ -120,13 +120,26 @@ class Origin:
         """
         if not fresh and (connection := self._take_idle()) is not None:
             return connection
+        # A task of its own, since a caller may be sheltered from its task's cancellation, and a
+        # time-out inside would be that task's.
+        obtaining = self._loop.create_task(self._obtain(request, fresh=fresh))
+        limit = request.timeouts.connect
         try:
-            async with asyncio.timeout(request.timeouts.connect or None):
-                return await self._obtain(request, fresh=fresh)
-        except TimeoutError as error:
-            raise UpstreamUnreachable(
-                f"no connection within {request.timeouts.connect:g} s", instance=request.instance
-            ) from error
+            done, _ = await asyncio.wait({obtaining}, timeout=limit or None)
+        except asyncio.CancelledError:
+            await self._abandon(obtaining)
+            raise
+        if done:
+            return obtaining.result()
+        await self._abandon(obtaining)
+        raise UpstreamUnreachable(f"no connection within {limit:g} s", instance=request.instance)
+
+    async def _abandon(self, obtaining: asyncio.Task[Connection]) -> None:
+        """End the making of a connection; one that is made nevertheless is for others."""
+        obtaining.cancel()
+        await asyncio.wait({obtaining})
+        if not obtaining.cancelled() and obtaining.exception() is None:
+            self._give_back(obtaining.result())
 
     def close(self) -> None:
         """Cut every connection."""

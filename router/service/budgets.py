@@ -1,4 +1,4 @@
-"""Time limits that cost nothing where nothing waits."""
+"""Time limits and shelters for awaited work that cost nothing where they are not needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import types
 from collections.abc import Coroutine, Generator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from router.domain.units import Seconds
 
@@ -44,3 +44,59 @@ def _resume(work: Coroutine[Any, Any, _Result], awaited: object) -> Generator[An
             awaited = step()
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]  # what the coroutine returned
+
+
+class Sheltered(Generic[_Result]):
+    """Work that goes on when whoever awaits it is cancelled.
+
+    As a task under `asyncio.shield`, but the task is made only if it comes to that: until then the
+    work runs in its awaiter's turns.
+    """
+
+    __slots__ = ("_awaited", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, _Result]) -> None:
+        self._work = work
+        self._awaited: asyncio.Future[object] | None = None
+
+    async def result(self) -> _Result:
+        """Await the work. Cancelled, it leaves the work as it is, for `go_on`."""
+        try:
+            awaited = self._work.send(None)
+            while True:
+                self._awaited = awaited
+                await _wait_for(awaited)
+                awaited = self._work.send(None)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # what the coroutine returned
+
+    def go_on(self) -> asyncio.Task[_Result]:
+        """Return a task of the work that is left. Call it once, after a cancelled `result`."""
+        if self._awaited is not None:
+            self._awaited._asyncio_future_blocking = True  # noqa: SLF001 - as left by its `await`
+        return asyncio.create_task(_run_rest(self._work, self._awaited))
+
+
+async def _run_rest(work: Coroutine[Any, Any, _Result], awaited: object) -> _Result:
+    return await _resume(work, awaited)
+
+
+async def _wait_for(awaited: asyncio.Future[object] | None) -> None:
+    """Wait until a future that a coroutine gave up on is done; being cancelled leaves it alone."""
+    if awaited is None:  # a bare yield
+        await asyncio.sleep(0)
+        return
+    awaited._asyncio_future_blocking = False  # noqa: SLF001 - this is not a task's own wait
+    if awaited.done():
+        return
+    done = asyncio.get_running_loop().create_future()
+
+    def tell(_: object) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    awaited.add_done_callback(tell)
+    try:
+        await done
+    finally:
+        awaited.remove_done_callback(tell)

@@ -6,8 +6,8 @@ The pure steps are in `router.control.health`; this module holds their state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from msgspec import Struct
@@ -270,63 +270,34 @@ class Fleet:
             )
             self._changed()
 
-    @contextmanager
-    def prefill_leg(self, name: str, expected: Seconds) -> Iterator[None]:
+    def prefill_leg(self, name: str, expected: Seconds) -> AbstractContextManager[None]:
         """Count a prefill of `expected` seconds in flight for the time of the block."""
         member = self._members.get(name)
-        if member is None:
-            yield
-            return
-        now = self._clock.monotonic()
-        leg = PrefillLeg(now, expected)
-        member.prefills.append(leg)
-        member.peak = max(member.peak, member.inflight)
-        member.busy_until = max(now, member.busy_until) + expected
-        member.breaker = step_dispatched(member.breaker, now, self.rules.breaker)
-        try:
-            yield
-        finally:
-            member.prefills.remove(leg)
-            # What is left of the queue starts now, whatever was expected of this leg.
-            member.busy_until = self._clock.monotonic() + sum(
-                other.expected for other in member.prefills
-            )
-            member.breaker = step_abandoned(member.breaker)
+        return nullcontext() if member is None else _PrefillCounted(self, member, expected)
 
-    @contextmanager
-    def decode_due(self, name: str) -> Iterator[None]:
+    def decode_due(self, name: str) -> AbstractContextManager[None]:
         """Count a decode that a running prefill will need, for the time of the block.
 
         A prefill takes seconds. Were its decode counted only afterwards, all that is decided in
         the meantime would go to the same idle instance.
         """
         member = self._members.get(name)
-        if member is None:
-            yield
-            return
-        member.decodes_due += 1
-        try:
-            yield
-        finally:
-            member.decodes_due -= 1
+        return nullcontext() if member is None else _DecodeDue(member)
 
-    @contextmanager
-    def decode_leg(self, name: str) -> Iterator[None]:
+    def decode_leg(self, name: str) -> AbstractContextManager[None]:
         """Count a decode in flight for the time of the block."""
         member = self._members.get(name)
-        if member is None:
-            yield
-            return
-        member.decodes += 1
-        member.peak = max(member.peak, member.inflight)
-        member.breaker = step_dispatched(
-            member.breaker, self._clock.monotonic(), self.rules.breaker
-        )
-        try:
-            yield
-        finally:
-            member.decodes -= 1
-            member.breaker = step_abandoned(member.breaker)
+        return nullcontext() if member is None else _DecodeCounted(self, member)
+
+    def dispatch(self, member: Member, now: Seconds) -> None:
+        """Note that one more leg of ours has begun there."""
+        inflight = member.inflight
+        member.peak = max(member.peak, inflight)
+        member.breaker = step_dispatched(member.breaker, now, self.rules.breaker)
+
+    def now(self) -> Seconds:
+        """Read the clock that the fleet lives by."""
+        return self._clock.monotonic()
 
     def fresh_reading(self, member: Member) -> EngineReading | None:
         """Return the last scrape unless it is too old: then nothing is known."""
@@ -408,3 +379,62 @@ class Fleet:
         if cluster.kind is ClusterKind.PRFAAS and role is not Role.PREFILL:
             raise Conflict(f"instances of prfaas cluster {cluster.name!r} only prefill")
         return member
+
+
+class _PrefillCounted:
+    """A prefill in flight, for the time of a block."""
+
+    __slots__ = ("_expected", "_fleet", "_leg", "_member")
+
+    def __init__(self, fleet: Fleet, member: Member, expected: Seconds) -> None:
+        self._fleet = fleet
+        self._member = member
+        self._expected = expected
+
+    def __enter__(self) -> None:
+        now, member = self._fleet.now(), self._member
+        self._leg = PrefillLeg(now, self._expected)
+        member.prefills.append(self._leg)
+        member.busy_until = max(now, member.busy_until) + self._expected
+        self._fleet.dispatch(member, now)
+
+    def __exit__(self, *_: object) -> None:
+        member = self._member
+        member.prefills.remove(self._leg)
+        # What is left of the queue starts now, whatever was expected of this leg.
+        left = sum([other.expected for other in member.prefills])
+        member.busy_until = self._fleet.now() + left
+        member.breaker = step_abandoned(member.breaker)
+
+
+class _DecodeDue:
+    """A decode that a running prefill will need, for the time of a block."""
+
+    __slots__ = ("_member",)
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    def __enter__(self) -> None:
+        self._member.decodes_due += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._member.decodes_due -= 1
+
+
+class _DecodeCounted:
+    """A decode in flight, for the time of a block."""
+
+    __slots__ = ("_fleet", "_member")
+
+    def __init__(self, fleet: Fleet, member: Member) -> None:
+        self._fleet = fleet
+        self._member = member
+
+    def __enter__(self) -> None:
+        self._member.decodes += 1
+        self._fleet.dispatch(self._member, self._fleet.now())
+
+    def __exit__(self, *_: object) -> None:
+        self._member.decodes -= 1
+        self._member.breaker = step_abandoned(self._member.breaker)

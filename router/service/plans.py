@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from router.domain.decision import Decision, NoRoute, Placement, Reason
 from router.domain.errors import NotFound
 from router.domain.units import Bytes, Tokens
 from router.service.fleet import Fleet
 from router.service.foresight import Foresight
+from router.service.holding import Together
 from router.service.links import LinkBoard
 from router.service.models import NamedModel
 from router.service.relay_ports import Booking, FailureKind, Leg, Target
@@ -80,24 +80,20 @@ class RequestLedger:
             case Leg.DECODE:
                 return self._decode(placement, compute_tokens)
 
-    @contextmanager
-    def _prefill(self, placement: Placement, compute_tokens: Tokens) -> Iterator[None]:
+    def _prefill(
+        self, placement: Placement, compute_tokens: Tokens
+    ) -> AbstractContextManager[None]:
         kind = self._fleet.kind_of(placement.cluster)
         expected = self._routed.ask.named.model.prefill_seconds(kind, compute_tokens)
-        with (
+        return Together(
             self._fleet.prefill_leg(placement.instance, expected),
             self._fleet.decode_due(self._routed.decision.decode.instance),
             self._foresee(placement),
-        ):
-            yield
+        )
 
-    @contextmanager
-    def _decode(self, placement: Placement, compute_tokens: Tokens) -> Iterator[None]:
-        with ExitStack() as held:
-            held.enter_context(self._fleet.decode_leg(placement.instance))
-            if compute_tokens:
-                held.enter_context(self._foresee(placement))
-            yield
+    def _decode(self, placement: Placement, compute_tokens: Tokens) -> AbstractContextManager[None]:
+        counted = self._fleet.decode_leg(placement.instance)
+        return Together(counted, self._foresee(placement)) if compute_tokens else counted
 
     def _foresee(self, placement: Placement) -> AbstractContextManager[None]:
         """Let the prompt count where it is being computed, if its blocks are known."""

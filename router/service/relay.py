@@ -11,13 +11,12 @@ answers with a hand-off; the decode leg takes it and answers the client. Every d
 - A client that leaves takes everything with it, except that blocks held for a hand-off are freed
   by sending the decode leg and aborting it.
 
-What is counted is entered in one `ExitStack` an attempt, so that whatever happens it is left.
+What is counted is `Held` by one attempt, so that whatever happens it is given back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 from typing import Any, Final
 
 from msgspec import Struct
@@ -35,6 +34,7 @@ from router.domain.units import Seconds, Tokens
 from router.ports import Clock, EngineClient, EngineRequest, EngineResponse
 from router.service.answers import Edits, Rewriter
 from router.service.bodies import BodyKind
+from router.service.budgets import Sheltered
 from router.service.connectors import Connector, Handoff
 from router.service.fallbacks import (
     ExpiredHandoff,
@@ -48,6 +48,7 @@ from router.service.fallbacks import (
     Setback,
     after_setback,
 )
+from router.service.holding import Held
 from router.service.legs import form_call
 from router.service.relay_ports import (
     Booking,
@@ -122,8 +123,11 @@ class _Course:
 
     async def run(self) -> RelayedResponse:
         while True:
-            with ExitStack() as held:
+            held = Held()
+            try:
                 outcome = await self._attempt(held)
+            finally:
+                held.close()
             if isinstance(outcome, RelayedResponse):
                 return outcome
             await self._step(outcome)
@@ -132,7 +136,7 @@ class _Course:
     def _decision(self) -> Decision:
         return self._progress.decision
 
-    async def _attempt(self, held: ExitStack) -> RelayedResponse | Setback:
+    async def _attempt(self, held: Held) -> RelayedResponse | Setback:
         """Run the legs once; what they hold is left with `held` unless an answer keeps it."""
         if self._decision.single_call or not self._relay.connector.splits:
             return await self._decode(_Prefilled(), held)
@@ -146,7 +150,7 @@ class _Course:
 
     # -- the prefill leg
 
-    async def _prefill(self, held: ExitStack) -> _Prefilled | FailedLeg | RelayedResponse:
+    async def _prefill(self, held: Held) -> _Prefilled | FailedLeg | RelayedResponse:
         """Have the prompt computed; the hand-off's bytes are booked from here on."""
         decision = self._decision
         placement = decision.prefill
@@ -188,10 +192,11 @@ class _Course:
 
         An answer that comes in that time holds blocks that only a decode leg frees (R10).
         """
-        running = asyncio.create_task(self._exchange(call))
+        work = Sheltered(self._exchange(call))
         try:
-            return await asyncio.shield(running)
+            return await work.result()
         except asyncio.CancelledError:
+            running = work.go_on()
             if await _settle(running, self._settings.prefill_grace):
                 await self._free_blocks(running.result())
             raise
@@ -223,7 +228,7 @@ class _Course:
 
     # -- the decode leg
 
-    async def _decode(self, prefilled: _Prefilled, held: ExitStack) -> RelayedResponse | Setback:
+    async def _decode(self, prefilled: _Prefilled, held: Held) -> RelayedResponse | Setback:
         """Have the answer made; returns when its head, or a whole short body, is here."""
         placement, handoff = self._decision.decode, prefilled.handoff
         age = self._relay.clock.monotonic() - prefilled.answered_at
@@ -233,7 +238,7 @@ class _Course:
         if target is None:
             return _removed(Leg.DECODE, placement.instance)
         computed = self._decision.compute_uncached_tokens if handoff is None else 0
-        held.enter_context(self._relay.ledger.leg(Leg.DECODE, placement, computed))
+        held.enter(self._relay.ledger.leg(Leg.DECODE, placement, computed))
         try:
             response = await self._send_decode(target, handoff)
             if 200 <= response.status < 300:
@@ -252,10 +257,11 @@ class _Course:
         if handoff is None:
             return await self._relay.client.send(call)
         began = self._relay.clock.monotonic()
-        sending = asyncio.create_task(self._relay.client.send(call))
+        work = Sheltered(self._relay.client.send(call))
         try:
-            return await asyncio.shield(sending)
+            return await work.result()
         except asyncio.CancelledError:
+            sending = work.go_on()
             # A leg that has only just left may not have reached the engine, which then frees
             # nothing; one that is older has, and is cut at once.
             elapsed = self._relay.clock.monotonic() - began
@@ -263,12 +269,12 @@ class _Course:
             raise
 
     async def _answer(
-        self, target: Target, response: EngineResponse, prefilled: _Prefilled, held: ExitStack
+        self, target: Target, response: EngineResponse, prefilled: _Prefilled, held: Held
     ) -> RelayedResponse:
         """Pass a good answer on; it keeps what is held until its body has ended."""
         body = self._request.body
         handed = prefilled.handoff is not None
-        watch = _Watch(self, response, held.pop_all())
+        watch = _Watch(self, response, held.hand_over())
         reader = AnswerReader(
             response=response,
             instance=target.instance.name,
@@ -389,7 +395,7 @@ class _Course:
             verbatim=self._request.verbatim,
         )
 
-    def _book(self, held: ExitStack) -> None:
+    def _book(self, held: Held) -> None:
         """Reserve what the legs will move between clusters."""
         decision = self._decision
         moved = []
@@ -398,7 +404,8 @@ class _Course:
         if decision.prefix_transfer is not None:
             moved.append((decision.prefix_transfer.link, decision.prefix_transfer.bytes))
         self._bookings = [self._relay.ledger.book(link, size) for link, size in moved]
-        held.callback(self._release_bookings)
+        if moved:
+            held.add(self._release_bookings)
 
     def _release_bookings(self) -> None:
         for booking in self._bookings:
@@ -430,7 +437,7 @@ class _Course:
 class _Watch:
     """Keeps what an answer holds until it has ended. Implements `relayed.AnswerWatch`."""
 
-    def __init__(self, course: _Course, response: EngineResponse, held: ExitStack) -> None:
+    def __init__(self, course: _Course, response: EngineResponse, held: Held) -> None:
         self._course = course
         self._response = response
         self._held = held

@@ -1,4 +1,4 @@
-"""`within`: a limit that is armed only where something waits."""
+"""Limits that are armed, and shelters that are built, only where something waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from router.service.budgets import within
+from router.service.budgets import Sheltered, within
 
 
 async def test_work_that_never_waits_needs_no_loop_turn() -> None:
@@ -77,3 +77,71 @@ async def test_work_may_outlive_a_cancellation_that_it_handles() -> None:
     await asyncio.sleep(0)
     task.cancel()
     assert await task == "saved"
+
+
+@pytest.mark.parametrize("waits", [0, 1, 3])
+async def test_sheltered_work_gives_its_result(waits: int) -> None:
+    """Work that is left alone gives what it returns, and what it raises."""
+
+    async def work(outcome: str) -> str:
+        for turn in range(waits):
+            await asyncio.sleep(0.001 * turn)
+        if outcome == "error":
+            raise LookupError(outcome)
+        return outcome
+
+    assert await Sheltered(work("done")).result() == "done"
+    with pytest.raises(LookupError, match="error"):
+        await Sheltered(work("error")).result()
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+async def test_sheltered_work_goes_on_after_its_awaiter(turns: int) -> None:
+    """A cancelled awaiter leaves the work where it was; `go_on` finishes it, nothing twice."""
+    steps: list[str] = []
+    gate = asyncio.Event()
+
+    async def work() -> str:
+        steps.append("begun")
+        await asyncio.sleep(0)
+        steps.append("waits")
+        await gate.wait()
+        steps.append("done")
+        return "result"
+
+    sheltered = Sheltered(work())
+    task = asyncio.create_task(sheltered.result())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    rest = sheltered.go_on()
+    gate.set()
+    assert await rest == "result"
+    assert steps == ["begun", "waits", "done"]
+
+
+async def test_the_rest_of_sheltered_work_can_be_cancelled() -> None:
+    """Once it goes on by itself, the work is a task like any other."""
+    steps: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            steps.append("ended")
+
+    sheltered = Sheltered(work())
+    task = asyncio.create_task(sheltered.result())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not steps
+    rest = sheltered.go_on()
+    await asyncio.sleep(0)
+    rest.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rest
+    assert steps == ["ended"]
