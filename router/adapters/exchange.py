@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
+from router.adapters.alarms import Alarm
 from router.domain.errors import UpstreamError, UpstreamTimeout
 from router.domain.units import Seconds
 from router.ports import EngineRequest, Headers
@@ -29,9 +30,11 @@ class Exchange:
         "_headers",
         "_idle_timeout",
         "_instance",
+        "_limit",
         "_loop",
         "_pieces",
         "_resume",
+        "_silence",
         "_waiter",
         "begun",
         "complete",
@@ -44,7 +47,9 @@ class Exchange:
         loop: asyncio.AbstractEventLoop,
         cut: Callable[[], None],
         resume: Callable[[], None],
+        silence: Alarm,
     ) -> None:
+        """`silence` is the connection's; while the caller waits it goes off by `expire`."""
         self.status = 0
         self.complete = False
         self.begun = False
@@ -53,6 +58,8 @@ class Exchange:
         self._loop = loop
         self._cut = cut
         self._resume = resume
+        self._silence = silence
+        self._limit: Seconds = 0.0
         self._headers: list[tuple[bytes, bytes]] = []
         self._pieces: deque[bytes] = deque()
         self._buffered = 0
@@ -108,18 +115,25 @@ class Exchange:
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
-        timer = self._loop.call_later(limit, self.expire, limit) if limit else None
+        self._limit = limit
+        if limit:
+            self._silence.set(limit)
         try:
             await self._waiter
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
+            if not self.complete:  # else the connection may serve somebody else by now
+                self._silence.unset()
 
-    def expire(self, limit: Seconds) -> None:
-        """Give up waiting after `limit` seconds of silence."""
-        message = f"the engine sent nothing for {limit:g} s"
+    def expire(self) -> None:
+        """Give up waiting, after all the time that there was."""
+        message = f"the engine sent nothing for {self._limit:g} s"
         self.fail(UpstreamTimeout(message, instance=self._instance, processed=True))
+
+    def expire_after(self, limit: Seconds) -> None:
+        """Give up waiting after `limit` seconds, which somebody else has measured."""
+        self._limit = limit
+        self.expire()
 
     def _take(self) -> bytes:
         piece = self._pieces.popleft() if len(self._pieces) == 1 else b"".join(self._pieces)

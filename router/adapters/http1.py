@@ -22,8 +22,9 @@ from typing import Final, cast
 
 import httptools
 
+from router.adapters.alarms import Alarm
 from router.adapters.exchange import Exchange
-from router.adapters.http_fields import drop_hop_by_hop, has_length, read_keep_alive
+from router.adapters.http_fields import read_head
 from router.domain.errors import UpstreamBroken, UpstreamError, UpstreamLost, UpstreamUnreachable
 from router.domain.units import Seconds
 from router.ports import EngineRequest, Upload
@@ -75,6 +76,9 @@ class Connection(asyncio.Protocol):
         self._surplus = False
         self._uploading = False
         self._writable: asyncio.Future[None] | None = None
+        self._poll = select.poll()
+        self._silence = Alarm(loop, self._expire)
+        self._doubt = Alarm(loop, self._judge_doubt)
         self._size = 0
         self.used = False
         self.heard_at: Seconds | None = None
@@ -100,7 +104,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._phase is not _Phase.IDLE:
             raise NotProcessed("the connection is gone", instance=request.instance, processed=False)
-        exchange = Exchange(request, self._loop, self.cut, self._resume)
+        exchange = Exchange(request, self._loop, self.cut, self._resume, self._silence)
         self._exchange = exchange
         self._instance = request.instance
         self._phase = _Phase.HEAD
@@ -109,9 +113,8 @@ class Connection(asyncio.Protocol):
         self._barren = 0
         self._size = len(wire)
         transport.write(wire)
-        watch = None
         if request.timeouts.connect:
-            watch = self._loop.call_later(request.timeouts.connect, self._doubt)
+            self._doubt.set(request.timeouts.connect)
         try:
             if request.upload is None:
                 await exchange.wait_head(request.timeouts.first_byte)
@@ -120,9 +123,6 @@ class Connection(asyncio.Protocol):
         except BaseException:
             exchange.cut()
             raise
-        finally:
-            if watch is not None:
-                watch.cancel()
         return exchange
 
     async def _send_upload(
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
                 self._uploading = False
                 limit = request.timeouts.first_byte
                 if not (await asyncio.wait({heading}, timeout=limit or None))[0]:
-                    exchange.expire(limit)
+                    exchange.expire_after(limit)
             await heading
         finally:
             sending.cancel()
@@ -183,9 +183,7 @@ class Connection(asyncio.Protocol):
         """
         if self._transport is None or self._socket is None or self._transport.is_closing():
             return True
-        poll = select.poll()
-        poll.register(self._socket.fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(self._poll.poll(0))
 
     def give_up(self, *, begun: bool) -> bool:
         """Fail the call under way, whose engine is lost; True if there was one to fail.
@@ -202,7 +200,12 @@ class Connection(asyncio.Protocol):
         self.cut()
         return True
 
-    def _doubt(self) -> None:
+    def _expire(self) -> None:
+        """Nothing came for as long as the caller of the call under way would wait."""
+        if self._exchange is not None:
+            self._exchange.expire()
+
+    def _judge_doubt(self) -> None:
         """Give up a connection of which no byte of the request was acknowledged in time.
 
         Its host is gone, or a stopped engine's queue of connections is full: one that seemed to be
@@ -239,6 +242,8 @@ class Connection(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self._socket = transport.get_extra_info("socket")
+        if self._socket is not None:
+            self._poll.register(self._socket.fileno(), select.POLLIN)
 
     def pause_writing(self) -> None:
         """The engine takes no more for now."""
@@ -305,9 +310,11 @@ class Connection(asyncio.Protocol):
             return
         self._barren = 0
         self._phase = _Phase.BODY
-        self._until_eof = not has_length(status, headers)
-        self.keep_alive = read_keep_alive(headers)
-        exchange.begin(status, drop_hop_by_hop(headers))
+        self._doubt.unset()
+        head = read_head(status, headers)
+        self._until_eof = not head.framed
+        self.keep_alive = head.keep_alive
+        exchange.begin(status, head.fields)
         if self._head_only:
             self._complete(reusable=False)  # the parser would wait for a body
 
@@ -329,6 +336,7 @@ class Connection(asyncio.Protocol):
     def _complete(self, *, reusable: bool) -> None:
         """The response is whole: free the connection, or close it."""
         exchange, self._exchange = self._exchange, None
+        self._silence.unset()
         transport = self._transport
         if exchange is not None:
             exchange.finish()
@@ -380,6 +388,8 @@ class Connection(asyncio.Protocol):
                 UpstreamBroken("the connection was cut", instance=self._instance, processed=True)
             )
         self._phase = _Phase.CLOSED
+        self._silence.close()
+        self._doubt.close()
         self._exchange = None
         self._transport = None
         self.resume_writing()

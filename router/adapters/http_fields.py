@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from msgspec import Struct
+
 from router.domain.units import Seconds
 from router.ports import EngineRequest, Headers
 
@@ -22,11 +24,24 @@ _HOP_BY_HOP: Final = frozenset(
     }
 )
 _FRAMING: Final = frozenset({b"host", b"content-length", b"connection", b"transfer-encoding"})
-_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_VALUE: Final = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
+_NOT_IN_NAMES: Final = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
+_NOT_IN_VALUES: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _TARGET: Final = re.compile(rb"[\x21-\x7e]+")
 _METHOD: Final = re.compile(rb"[A-Z]+")
 _KEEP_ALIVE_TIMEOUT: Final = re.compile(rb"timeout=(\d+)")
+
+
+class Head(Struct, frozen=True):
+    """What a response head says, besides its status.
+
+    `framed` is whether the body's end is marked by something else than the end of the connection.
+    `keep_alive` is how long the engine says that it keeps an idle connection. `fields` are those
+    for the caller: hop-by-hop ones, and what Connection names, are left out (RFC 9110, 7.6.1).
+    """
+
+    framed: bool
+    keep_alive: Seconds | None
+    fields: list[tuple[bytes, bytes]]
 
 
 def encode_request(request: EngineRequest, authority: bytes, prefix: bytes) -> bytes:
@@ -39,13 +54,9 @@ def encode_request(request: EngineRequest, authority: bytes, prefix: bytes) -> b
     target = prefix + request.path.encode("ascii")
     if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
         raise ValueError("malformed method or path")
-    lines = [method + b" " + target + b" HTTP/1.1", b"host: " + authority]
-    for name, value in request.headers:
-        if _NAME.fullmatch(name) is None or _VALUE.fullmatch(value) is None:
-            raise ValueError("a header field has characters that HTTP does not allow")
-        if name.lower() in _FRAMING:
-            raise ValueError(f"{name!r} belongs to the client of the connection")
-        lines.append(name + b": " + value)
+    _check_fields(request.headers)
+    lines = [b"%b %b HTTP/1.1\r\nhost: %b" % (method, target, authority)]
+    lines += [b"%b: %b" % field for field in request.headers]
     if request.upload is not None:
         length = request.upload.length
         chunked = b"transfer-encoding: chunked"
@@ -56,26 +67,39 @@ def encode_request(request: EngineRequest, authority: bytes, prefix: bytes) -> b
     return b"\r\n".join(lines)
 
 
-def has_length(status: int, headers: Headers) -> bool:
-    """Whether the body's end is marked by something else than the end of the connection."""
-    codings = b",".join(value for name, value in headers if name == b"transfer-encoding")
-    if codings:
-        return codings.rpartition(b",")[2].strip().lower() == b"chunked"
-    return status in {204, 304} or any(name == b"content-length" for name, _ in headers)
+def _check_fields(fields: Headers) -> None:
+    """Raise ValueError for a field that HTTP does not allow, or that is the connection's own."""
+    for name, _ in fields:
+        if name.lower() in _FRAMING:
+            raise ValueError(f"{name!r} belongs to the client of the connection")
+    # One search each over all of them: nothing may be in any of them.
+    names = b"".join([name or b":" for name, _ in fields])
+    values = b"".join([value for _, value in fields])
+    if _NOT_IN_NAMES.search(names) or _NOT_IN_VALUES.search(values):
+        raise ValueError("a header field has characters that HTTP does not allow")
 
 
-def read_keep_alive(headers: Headers) -> Seconds | None:
-    """Return how long the engine says that it keeps an idle connection."""
-    for name, value in headers:
-        if name == b"keep-alive" and (found := _KEEP_ALIVE_TIMEOUT.search(value)):
-            return float(found[1])
-    return None
-
-
-def drop_hop_by_hop(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Drop hop-by-hop fields and those that Connection names (RFC 9110, 7.6.1)."""
-    dropped = _HOP_BY_HOP
-    named = b",".join(value for name, value in headers if name == b"connection")
+def read_head(status: int, headers: list[tuple[bytes, bytes]]) -> Head:
+    """Return what a head says, in one pass; names are in lower case."""
+    kept: list[tuple[bytes, bytes]] = []
+    codings, named = b"", b""
+    length, keep_alive = False, None
+    for field in headers:
+        name, value = field
+        if name not in _HOP_BY_HOP:
+            length = length or name == b"content-length"
+            kept.append(field)
+        elif name == b"transfer-encoding":
+            codings = codings + b"," + value
+        elif name == b"connection":
+            named = named + b"," + value
+        elif name == b"keep-alive" and (found := _KEEP_ALIVE_TIMEOUT.search(value)):
+            keep_alive = float(found[1]) if keep_alive is None else keep_alive
     if named:
-        dropped = dropped.union(token.strip().lower() for token in named.split(b","))
-    return [field for field in headers if field[0] not in dropped]
+        dropped = {token.strip().lower() for token in named.split(b",")}
+        kept = [field for field in kept if field[0] not in dropped]
+    if codings:
+        framed = codings.rpartition(b",")[2].strip().lower() == b"chunked"
+    else:
+        framed = length or status in {204, 304}
+    return Head(framed, keep_alive, kept)

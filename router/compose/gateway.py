@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -618,4 +617,4 @@ async def _render_metrics(core: Core) -> bytes:
 
 
 def _new_id() -> str:
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)

@@ -8,7 +8,7 @@ where a prefill leg knows better (CASES R28), `model` where the engine has anoth
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Struct
@@ -26,6 +26,37 @@ _LONGEST_COUNT: Final = 18
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODER: Final = msgspec.json.Encoder()
+
+
+_UNNAMED: Final = re.compile(rb'"(?:kv_transfer_params|usage)"')
+_NAMED: Final = re.compile(rb'"(?:kv_transfer_params|usage|model)"')
+
+
+_Told = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Details(Struct):
+    cached_tokens: _Told | None = None
+
+
+class _Counts(Struct):
+    """A usage object of Completions and Chat Completions."""
+
+    prompt_tokens: _Told | None = None
+    completion_tokens: _Told | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Plain(Struct):
+    """What an answer has that needs no change: a usage, no transfer parameters, no wrapper."""
+
+    usage: _Counts
+    kv_transfer_params: None = None
+    response: None = None
+    message: None = None
+
+
+_PLAIN: Final = msgspec.json.Decoder(_Plain)
 
 
 class Edits(Struct, frozen=True):
@@ -52,8 +83,7 @@ class Rewriter:
     def __init__(self, edits: Edits) -> None:
         self._cached = edits.cached_tokens
         self._model = None if edits.model is None else json_text(edits.model)
-        wanted = [b"kv_transfer_params", b"usage"] + ([b"model"] if self._model else [])
-        self._wanted = re.compile(rb'"(?:%s)"' % b"|".join(wanted))
+        self._wanted = _NAMED if self._model else _UNNAMED
 
     def rewrite(self, text: bytes) -> Rewritten:
         """Return `text`: itself, unless it is an object that needs a change.
@@ -62,6 +92,8 @@ class Rewriter:
         """
         if self._wanted.search(text) is None:
             return Rewritten(text, None)
+        if self._model is None and self._cached is None and (told := _read_plain(text)):
+            return Rewritten(text, told)
         try:
             members = _OBJECT.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -91,6 +123,22 @@ class Rewriter:
             usage |= _raw(edited)
             changes["usage"] = _ENCODER.encode(usage)
         return changes, _read_usage(usage)
+
+
+def _read_plain(text: bytes) -> Usage | None:
+    """Return the usage of an answer that is as most are, in one look; None for any other."""
+    try:
+        counts = _PLAIN.decode(text).usage
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if counts.prompt_tokens is None:
+        return None
+    details = counts.prompt_tokens_details
+    return Usage(
+        counts.prompt_tokens,
+        counts.completion_tokens,
+        None if details is None else details.cached_tokens,
+    )
 
 
 def _raw(changes: dict[str, bytes]) -> dict[str, msgspec.Raw]:

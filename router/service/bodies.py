@@ -279,7 +279,7 @@ def _read_object(raw: bytes) -> dict[str, msgspec.Raw]:
 
 def _remove_owned(fields: Mapping[str, msgspec.Raw]) -> dict[str, bytes | None]:
     """Return the changes that take away what the gateway owns."""
-    changes: dict[str, bytes | None] = {name: None for name in _OWNED if name in fields}
+    changes: dict[str, bytes | None] = dict.fromkeys(_OWNED & fields.keys())
     raw = fields.get("vllm_xargs")
     if raw is None or not bytes(raw).startswith(b"{"):
         return changes
@@ -309,13 +309,18 @@ def _read_optional_text(fields: Mapping[str, msgspec.Raw], name: str) -> str | N
 
 
 def _read_flag(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
-    value = _member(fields, name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
+    flag = _FLAGS.get(bytes(fields[name])) if name in fields else False
+    if flag is not None:
+        return flag
     raise BadRequest(f"{name} must be true or false", param=name)
 
 
+_FLAGS: Mapping[bytes, bool] = MappingProxyType({b"true": True, b"false": False, b"null": False})
+
+
 def _wants_usage(fields: Mapping[str, msgspec.Raw]) -> bool:
+    if "stream_options" not in fields:
+        return False
     options = _member(fields, "stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
 

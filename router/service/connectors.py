@@ -12,11 +12,13 @@ illegal together with a limit of one token).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from kvmeta.types import CacheLayout, GroupKind
 from router.domain.errors import NotFound
@@ -34,28 +36,30 @@ _LIMITS: Mapping[BodyKind, tuple[str, ...]] = {
 }
 """The spellings of the output limit; the first is the one to add where a body has none."""
 
-_NOT_FOR_PREFILL = (
-    # Illegal beside a limit of one token, or without a stream.
-    "stream_options",
-    "min_tokens",
-    "min_completion_tokens",
-    # One token of one answer is enough; it is thrown away.
-    "n",
-    "best_of",
-    "use_beam_search",
-    # They cost time or bandwidth, `prompt_logprobs` the cache look-up as well.
-    "logprobs",
-    "top_logprobs",
-    "prompt_logprobs",
-    "logprob_token_ids",
-    "echo",
-    "return_token_ids",
-    "return_prompt_text",
-    # A stop on the first token loses the hand-off where only a reached limit gives one.
-    "stop",
-    "stop_sequences",
-    "stop_token_ids",
-    "include_stop_str_in_output",
+_NOT_FOR_PREFILL = frozenset(
+    (
+        # Illegal beside a limit of one token, or without a stream.
+        "stream_options",
+        "min_tokens",
+        "min_completion_tokens",
+        # One token of one answer is enough; it is thrown away.
+        "n",
+        "best_of",
+        "use_beam_search",
+        # They cost time or bandwidth, `prompt_logprobs` the cache look-up as well.
+        "logprobs",
+        "top_logprobs",
+        "prompt_logprobs",
+        "logprob_token_ids",
+        "echo",
+        "return_token_ids",
+        "return_prompt_text",
+        # A stop on the first token loses the hand-off where only a reached limit gives one.
+        "stop",
+        "stop_sequences",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+    )
 )
 
 
@@ -66,8 +70,7 @@ class Handoff:
     changes: Mapping[str, bytes] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillAnswer:
+class PrefillAnswer(Struct, frozen=True):
     """What a prefill leg's response tells. Its prompt count may be short by a truncation."""
 
     handoff: Handoff | None
@@ -184,7 +187,7 @@ def prefill_changes(body: ClientBody, served_name: str) -> dict[str, bytes | Non
     """
     spellings = _LIMITS[body.kind]
     present = [name for name in spellings if name in body.fields] or [spellings[0]]
-    changes: dict[str, bytes | None] = dict.fromkeys(_NOT_FOR_PREFILL)
+    changes: dict[str, bytes | None] = dict.fromkeys(_NOT_FOR_PREFILL & body.fields.keys())
     changes |= dict.fromkeys(present, b"1")
     changes |= {"model": json_text(served_name), "stream": b"false", "ignore_eos": b"true"}
     if body.kind is BodyKind.RESPONSES:

@@ -44,7 +44,8 @@ class TestHttpEngineClient(EngineClientSuite):
             waiting = asyncio.create_task(client.send(a_request(engine.url)))
             await engine.received(1)
             behind = asyncio.create_task(client.send(a_request(engine.url)))
-            await asyncio.sleep(0)
+            for _ in range(3):
+                await asyncio.sleep(0)
             assert "1 active, 0 idle, 0 connecting, 1 waiting" in repr(client)
             waiting.cancel()
             behind.cancel()
