@@ -21,7 +21,7 @@ from msgspec import Struct
 from kvmeta.types import BlockHash, CacheLayout, GroupKind, PromptBlocks
 
 
-class Kept(Struct, frozen=True, eq=False):
+class Kept(Struct, frozen=True, eq=False, gc=False):
     """What one computed prompt leaves behind. Lengths are in tokens.
 
     `unit` is the length that one hash stands for. `boundary` is the only length that can be reused,

@@ -40,7 +40,7 @@ MAX_PROMPTS_PER_SOURCE = 256
 """vLLM's default `max_num_seqs`: what is beyond it waits longer than any sensible time to live."""
 
 
-class _Expected(Struct, frozen=True):
+class _Expected(Struct, frozen=True, gc=False):
     kept: Kept
     longest: int
     until: float

@@ -73,7 +73,7 @@ class CacheLayout:
         return self.alignment or lcm(self.block_size, *sizes)
 
 
-class SourceId(Struct, frozen=True, order=True):
+class SourceId(Struct, frozen=True, order=True, gc=False):
     """One publisher of KV events: an instance and its data-parallel rank."""
 
     instance: str
@@ -96,7 +96,7 @@ class SourceState(StrEnum):
     """Guessed from routed prompts, for engines that publish no events."""
 
 
-class PromptBlocks(Struct, frozen=True):
+class PromptBlocks(Struct, frozen=True, gc=False):
     """A prompt as the index sees it: the chain hash at every full hash unit.
 
     `hashes[i]` names the prefix of `(i + 1) * block_size` tokens. `limit` is the longest prefix
@@ -111,7 +111,7 @@ class PromptBlocks(Struct, frozen=True):
     salted: bool = False
 
 
-class CacheBelief(Struct, frozen=True):
+class CacheBelief(Struct, frozen=True, gc=False):
     """The longest reusable prefix believed to be at one source; `tokens` None when unknown."""
 
     tokens: int | None

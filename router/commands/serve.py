@@ -22,6 +22,7 @@ from router.commands.process_environment import (
     choose_config,
     read_process_environment,
 )
+from router.compose.collector import tune_collector
 from router.compose.gateway import build_gateway
 from router.compose.listeners import SharedListeners
 from router.compose.models import CompositionError
@@ -94,6 +95,7 @@ def _serve_alone(loaded: Loaded, listening: Listening) -> None:
         secret = uvloop.run(read_secret(loaded.settings))
         gateway = build_gateway(loaded, secret=secret, access=access)
         overseer = _Alone(address_of(listeners[0]))
+        tune_collector()
         uvloop.run(run_gateway(gateway, listeners, _drain(loaded.settings), overseer))
 
 

@@ -7,6 +7,7 @@ import logging
 import socket
 
 from router.adapters.shared_counters import share_counters
+from router.compose.collector import tune_collector
 from router.compose.gateway import build_gateway
 from router.compose.models import CompositionError
 from router.compose.running import Ending, run_gateway
@@ -35,6 +36,7 @@ async def run_worker(start: Start, channel: socket.socket, access: AccessLog) ->
         share_counters(start.seat.directory, start.seat.place)
         secret = await read_secret(start.loaded.settings)
         gateway = build_gateway(start.loaded, secret=secret, seat=start.seat, access=access)
+        tune_collector()
         listeners = [socket.socket(fileno=number) for number in start.listeners]
         await run_gateway(gateway, listeners, start.drain, _Supervised(reader, writer))
     except CompositionError as error:

@@ -40,7 +40,7 @@ class AdmissionRules:
     patience: Seconds = 30.0
 
 
-class Lane(Struct, frozen=True):
+class Lane(Struct, frozen=True, gc=False):
     """Which decode slots do: of a model, in the asked-for cluster, but not of the `excluded`."""
 
     model: str

@@ -1,6 +1,10 @@
 """Everything the per-request rule may look at, in one frozen snapshot, and what it answers.
 
 A snapshot can be logged, generated and replayed: `router.policy.route.decide` reads nothing else.
+
+These are structs, made for every request, and the garbage collector knows nothing of them
+(`gc=False`): a value refers to values alone, so no cycle leads through it, and the thousand
+decisions that are kept for operators cost its collections nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +92,7 @@ class Reason(StrEnum):
     DECISION_TIMEOUT = "decision_timeout"
 
 
-class RequestView(Struct, frozen=True):
+class RequestView(Struct, frozen=True, gc=False):
     """The request as the rule sees it. `home` is the PD cluster asked for, where it may be asked.
 
     `disaggregable` is False for requests that one instance must do whole (echo, prompt_logprobs,
@@ -103,7 +107,7 @@ class RequestView(Struct, frozen=True):
     home: str | None = None
 
 
-class InstanceView(Struct, frozen=True):
+class InstanceView(Struct, frozen=True, gc=False):
     """One instance at the moment of the decision.
 
     `belief` is the longest reusable prefix of this prompt there. `ahead` is the prefill time
@@ -128,7 +132,7 @@ class InstanceView(Struct, frozen=True):
     rank: int | None = None
 
 
-class ClusterView(Struct, frozen=True):
+class ClusterView(Struct, frozen=True, gc=False):
     """A cluster and those of its instances that serve the model."""
 
     name: str
@@ -136,7 +140,7 @@ class ClusterView(Struct, frozen=True):
     instances: tuple[InstanceView, ...]
 
 
-class LinkView(Struct, frozen=True):
+class LinkView(Struct, frozen=True, gc=False):
     """A link at the moment of the decision.
 
     `utilization` is None without a measurement. `free` is how many more bytes may be booked, None
@@ -157,14 +161,14 @@ class LinkView(Struct, frozen=True):
     rate: BytesPerSecond | None = None
 
 
-class ThresholdView(Struct, frozen=True):
+class ThresholdView(Struct, frozen=True, gc=False):
     """The threshold in force for one pair of clusters."""
 
     mode: ThresholdMode
     tokens: Tokens
 
 
-class GateLimits(Struct, frozen=True):
+class GateLimits(Struct, frozen=True, gc=False):
     """What an operator wants of a model and its traffic before prefills leave home; None: nothing.
 
     `kv_rate` is the greatest Phi_kv of one instance. `long_share` and `long_tokens` are the least
@@ -183,7 +187,7 @@ class GateLimits(Struct, frozen=True):
         return not (self.long_share is None and self.long_tokens is None and self.gain is None)
 
 
-class WorkloadView(Struct, frozen=True):
+class WorkloadView(Struct, frozen=True, gc=False):
     """Traffic against a threshold: the share over it, their mean uncached tokens, the gain.
 
     `long_tokens` is None where no request is over it, `gain` where nobody computed it.
@@ -194,7 +198,7 @@ class WorkloadView(Struct, frozen=True):
     gain: float | None = None
 
 
-class GateView(Struct, frozen=True):
+class GateView(Struct, frozen=True, gc=False):
     """What the admission gates look at (DESIGN 5).
 
     `kv_rate` is Phi_kv = S_kv / T_prefill at the operating length, None for an unprofiled model.
@@ -208,7 +212,7 @@ class GateView(Struct, frozen=True):
     workload: WorkloadView | None = None
 
 
-class PairView(Struct, frozen=True):
+class PairView(Struct, frozen=True, gc=False):
     """One way to offload: a PrfaaS cluster, a PD cluster and the link between them.
 
     `link` carries the KV from `prfaas` to `pd`. `ships_to_pd` and `ships_to_prfaas` tell whether
@@ -226,7 +230,7 @@ class PairView(Struct, frozen=True):
     back_link: LinkView | None = None
 
 
-class KvSizing(Struct, frozen=True):
+class KvSizing(Struct, frozen=True, gc=False):
     """KV bytes of this prompt: S_kv(total) and its token-proportional slope.
 
     `total` is None for an unprofiled model: bytes are then not booked.
@@ -236,13 +240,13 @@ class KvSizing(Struct, frozen=True):
     per_token: float = 0.0
 
 
-class OverrideView(Struct, frozen=True):
+class OverrideView(Struct, frozen=True, gc=False):
     """An operator's order for this request."""
 
     route: Route
 
 
-class Snapshot(Struct, frozen=True):
+class Snapshot(Struct, frozen=True, gc=False):
     """One request, the fleet, the links and the policy at one instant."""
 
     request: RequestView
@@ -256,7 +260,7 @@ class Snapshot(Struct, frozen=True):
     rule: Rule = Rule.PAPER
 
 
-class Placement(Struct, frozen=True):
+class Placement(Struct, frozen=True, gc=False):
     """An instance chosen for a leg; the prefix believed to be there (None unknown), and how far."""
 
     cluster: str
@@ -266,7 +270,7 @@ class Placement(Struct, frozen=True):
     cache_state: SourceState = SourceState.UNKNOWN
 
 
-class PrefixTransfer(Struct, frozen=True):
+class PrefixTransfer(Struct, frozen=True, gc=False):
     """A prefix that travels so that the computing side need not compute it."""
 
     source: str
@@ -276,7 +280,7 @@ class PrefixTransfer(Struct, frozen=True):
     bytes: Bytes
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, gc=False):
     """Where one request runs, and why.
 
     `prefill` None means that the decode instance computes the prompt itself; equal instances mean
@@ -307,7 +311,7 @@ class Decision(Struct, frozen=True):
         return self.prefill is None or self.prefill.instance == self.decode.instance
 
 
-class NoRoute(Struct, frozen=True):
+class NoRoute(Struct, frozen=True, gc=False):
     """Nobody can serve the request now: no live decode instance in any PD cluster."""
 
     model: str

@@ -52,7 +52,7 @@ _ORDER = {reason: position for position, reason in enumerate(Reason)}
 _TAKES = (Reason.ABOVE_THRESHOLD, Reason.SOONER_REMOTE)
 
 
-class _Offer(Struct, frozen=True):
+class _Offer(Struct, frozen=True, gc=False):
     """One pair of clusters, examined. `reason` is one of `_TAKES` when the pair takes it."""
 
     pair: PairView
@@ -68,7 +68,7 @@ class _Offer(Struct, frozen=True):
         return self.reason in _TAKES
 
 
-class _Home(Struct, frozen=True):
+class _Home(Struct, frozen=True, gc=False):
     """The PD cluster of the request and who would compute the prompt: there, and over each pair."""
 
     cluster: ClusterView

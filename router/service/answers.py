@@ -59,7 +59,7 @@ class _Plain(Struct):
 _PLAIN: Final = msgspec.json.Decoder(_Plain)
 
 
-class Edits(Struct, frozen=True):
+class Edits(Struct, frozen=True, gc=False):
     """What to change in answers, besides hiding transfer parameters.
 
     `cached_tokens` is what the prefill leg reported, None to leave the answer's own. `model` is
@@ -70,7 +70,7 @@ class Edits(Struct, frozen=True):
     model: str | None = None
 
 
-class Rewritten(Struct, frozen=True):
+class Rewritten(Struct, frozen=True, gc=False):
     """An answer's JSON text and what it says of usage."""
 
     text: bytes

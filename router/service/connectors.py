@@ -70,7 +70,7 @@ class Handoff:
     changes: Mapping[str, bytes] = field(repr=False)
 
 
-class PrefillAnswer(Struct, frozen=True):
+class PrefillAnswer(Struct, frozen=True, gc=False):
     """What a prefill leg's response tells. Its prompt count may be short by a truncation."""
 
     handoff: Handoff | None

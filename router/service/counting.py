@@ -44,7 +44,7 @@ _CHAT_FIELDS = (
 )
 
 
-class Counted(Struct, frozen=True):
+class Counted(Struct, frozen=True, gc=False):
     """A prompt's length and, where known, its token ids.
 
     `ids` None means that nobody can say what is cached of it. Before media they are those to the

@@ -15,7 +15,7 @@ Document = dict[str, object]
 """A JSON object, ready to be serialised."""
 
 
-class DecisionRecord(Struct, frozen=True):
+class DecisionRecord(Struct, frozen=True, gc=False):
     """One decision with what it was made from; the snapshot allows to replay it."""
 
     request_id: str

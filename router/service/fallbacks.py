@@ -26,7 +26,7 @@ from router.domain.units import Tokens
 from router.service.relay_ports import Fallback, Leg
 
 
-class Progress(Struct, frozen=True):
+class Progress(Struct, frozen=True, gc=False):
     """How far a request has come. `excluded` are the instances that failed it."""
 
     decision: Decision

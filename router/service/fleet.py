@@ -95,7 +95,7 @@ class Member:
         return self.inflight + self.decodes_due
 
 
-class Load(Struct, frozen=True):
+class Load(Struct, frozen=True, gc=False):
     """How one member stands at one moment, as the rule sees it (see `InstanceView`)."""
 
     ready: bool

@@ -69,7 +69,7 @@ _OUR_CREDENTIAL: Final = frozenset({401, 403})
 _NAMED_ERRORS: Final = frozenset({BodyKind.MESSAGES, BodyKind.RESPONSES})
 
 
-class _Prefilled(Struct, frozen=True):
+class _Prefilled(Struct, frozen=True, gc=False):
     """The prompt's KV is ready, or (no hand-off) the decode instance computes it itself."""
 
     handoff: Handoff | None = None

@@ -65,14 +65,14 @@ class KvOutcome(StrEnum):
     WASTED = "wasted"
 
 
-class Target(Struct, frozen=True):
+class Target(Struct, frozen=True, gc=False):
     """An instance and the name under which it serves the request's model (or LoRA)."""
 
     instance: Instance
     served_name: str
 
 
-class Usage(Struct, frozen=True):
+class Usage(Struct, frozen=True, gc=False):
     """What an engine says it did for one request, in tokens; None where it did not say."""
 
     prompt_tokens: Tokens | None = None

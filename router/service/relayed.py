@@ -41,7 +41,7 @@ class AnswerWatch(Protocol):
         ...
 
 
-class WholeAnswer(Struct, frozen=True):
+class WholeAnswer(Struct, frozen=True, gc=False):
     """A response read to its end and unpacked; `headers` are those for the client."""
 
     status: int

@@ -71,7 +71,7 @@ class Supposition:
     cached: Mapping[str, Tokens | None]
 
 
-class Sight(Struct, frozen=True):
+class Sight(Struct, frozen=True, gc=False):
     """What is known of a prompt's whereabouts: its blocks' names, and what was found of them.
 
     `pooled` is what shared pools said, `late` tells that the time was used up before all was found.
@@ -109,14 +109,14 @@ class Routed(Struct):
         return self.record.decision
 
 
-class _Count(Struct, frozen=True):
+class _Count(Struct, frozen=True, gc=False):
     """A count, and what it left of the decision's budget: 0 unbounded, None nothing."""
 
     counted: Counted
     left: Seconds | None
 
 
-class _Considered(Struct, frozen=True):
+class _Considered(Struct, frozen=True, gc=False):
     """A decision and what it was made from."""
 
     sight: Sight
