@@ -57,7 +57,7 @@ async def serving(
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, uvicorn.Server]]:
     """Serve an application and connect to it."""
     edge = ClientEdge(ClientLimits(idle=idle))
-    server = build_server(answer, edge, "127.0.0.1", 0, 5.0)  # type: ignore[arg-type]
+    server = build_server(answer, edge, 5.0)  # type: ignore[arg-type]
     with listen("127.0.0.1", 0) as listener:
         running = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
