@@ -15,6 +15,7 @@ import random
 import re
 import sys
 import unicodedata
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -77,9 +78,9 @@ def prove_same(
     bpe = read_byte_level(document)
     _prove_merges(bpe, document["model"], checkpoint)
     characters = characters_by_category(checkpoint)
-    doubtful = find_differences(bpe.pattern, tokenizer, characters, checkpoint)
+    different = find_differences(bpe.pattern, tokenizer, characters, checkpoint)
     # What is no character yet may be one in the other's newer table.
-    doubtful.update(characters["Cn"], characters["Co"])
+    doubtful = itertools.chain(different, characters["Cn"], characters["Co"])
 
     def slow(text: str) -> list[int]:
         # As a batch of one: only batches let other threads run meanwhile.
@@ -139,13 +140,13 @@ _CONTEXTS = "a{0}a1{0}1.{0}. {0}{0}\n{0}A{0}'{0}a'l{0}a'r{0}\n"
 """A character among those of every class that patterns speak of, and where contractions end."""
 
 
-def characters_by_category(checkpoint: Checkpoint = lambda: None) -> dict[str, list[int]]:
+def characters_by_category(checkpoint: Checkpoint = lambda: None) -> dict[str, array[int]]:
     """Return all code points, as this Python's Unicode knows them; `Cn` are not assigned."""
-    found: dict[str, list[int]] = {}
+    found: dict[str, array[int]] = {}
     for point in range(sys.maxunicode + 1):
         if point % 8192 == 0:
             checkpoint()
-        found.setdefault(unicodedata.category(chr(point)), []).append(point)
+        found.setdefault(unicodedata.category(chr(point)), array("I")).append(point)
     return found
 
 
@@ -247,18 +248,16 @@ def match_doubtful(points: Iterable[int]) -> re.Pattern[str]:
     `re` looks characters of the basic plane up but compares others with one range after the other,
     all the while keeping other threads out. So of those only the longest runs without doubt go.
     """
-    ordered = sorted(points)
-    basic = "".join(
-        _range(first, min(last, 0xFFFF)) for first, last in _ranges(ordered) if first <= 0xFFFF
-    )
-    beyond = [0xFFFF, *(point for point in ordered if point > 0xFFFF), sys.maxunicode + 1]
-    runs = [
-        (doubt + 1, next_doubt - 1)
-        for doubt, next_doubt in itertools.pairwise(beyond)
-        if next_doubt - doubt > 1
+    doubt = bytearray(sys.maxunicode + 1)
+    for point in points:
+        doubt[point] = 1
+    basic = "".join(_range(*run.span()) for run in re.finditer(b"\x01+", doubt[:0x10000]))
+    certain = [
+        (run.start() + 0x10000, run.end() + 0x10000)
+        for run in re.finditer(b"\x00+", doubt[0x10000:])
     ]
-    runs.sort(key=lambda run: run[0] - run[1])
-    allowed = "".join(_range(first, last) for first, last in runs[:_RUNS_WITHOUT_DOUBT])
+    certain.sort(key=lambda run: run[0] - run[1])
+    allowed = "".join(_range(*run) for run in certain[:_RUNS_WITHOUT_DOUBT])
     return re.compile((f"[{basic}]|" if basic else "") + f"[^\\x00-\\uffff{allowed}]")
 
 
@@ -266,19 +265,8 @@ _RUNS_WITHOUT_DOUBT = 32
 """Ideographs, most emoji and the larger ancient scripts; others are left to the tokenizer."""
 
 
-def _ranges(points: Iterable[int]) -> list[tuple[int, int]]:
-    """Return rising points as first and last of each run."""
-    ranges: list[tuple[int, int]] = []
-    for point in points:
-        if ranges and ranges[-1][1] == point - 1:
-            ranges[-1] = (ranges[-1][0], point)
-        else:
-            ranges.append((point, point))
-    return ranges
-
-
-def _range(first: int, last: int) -> str:
-    return f"\\U{first:08x}-\\U{last:08x}"
+def _range(start: int, end: int) -> str:
+    return f"\\U{start:08x}-\\U{end - 1:08x}"
 
 
 # -- the corpus
