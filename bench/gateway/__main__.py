@@ -25,6 +25,7 @@ from pathlib import Path
 from bench.gateway.contestants import CONTESTANTS, ENGINES, Contestant, Mode, Ours
 from bench.gateway.native import RigError, build, run_engine
 from bench.gateway.processes import call, name_machine, watch_machine
+from bench.gateway.profiles import Share, profile, tell_profile
 from bench.gateway.reports import (
     Circumstances,
     find_disturbance,
@@ -66,6 +67,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"modes, contestants, workloads and forms, of: {' '.join(names)}",
     )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
+    parser.add_argument("--profile", action="store_true", help="tell where our time goes, too")
     parser.add_argument("--anyway", action="store_true", help="write from a busy machine, too")
     parser.add_argument("--output", type=Path, default=PAGE, help=f"the page ({PAGE})")
     parser.add_argument("--peer", type=Path, default=PEER, help=f"vllm-router ({PEER})")
@@ -203,6 +205,7 @@ def run(options: argparse.Namespace) -> int:
         )
     say(f"about {plan.seconds() / 60:.1f} minutes; load average {quiet.load_average:.2f}")
     rows: list[Row] = []
+    shares: list[Share] = []
     began = time.monotonic()
     with ExitStack() as stack:
         engine = stack.enter_context(run_engine(native, LOAD_CPU, ENGINES))
@@ -213,6 +216,9 @@ def run(options: argparse.Namespace) -> int:
         for row in run_rounds(plan, bench):
             rows.append(row)
             tell_row(row)
+        if plan.whole or options.profile:
+            say("where the time goes: ours under the profiler")
+            shares = profile(bench, CONTESTANTS[0], WORKLOADS["small-32"], Form.IDS)
     told = Circumstances(
         machine=name_machine(),
         versions=describe_versions(options.peer),
@@ -223,22 +229,30 @@ def run(options: argparse.Namespace) -> int:
         disturbed=quiet.disturbed or find_disturbance(rows),
     )
     say(f"done in {(time.monotonic() - began) / 60:.1f} minutes")
-    print_results(rows, plan, as_json=options.json)
-    return write_page(rows, plan, told, options)
+    print_results(rows, plan, shares, as_json=options.json)
+    return write_page(tell_page(rows, told, tell_profile(shares)), rows, plan, told, options)
 
 
-def print_results(rows: Sequence[Row], plan: Plan, *, as_json: bool) -> None:
+def print_results(rows: Sequence[Row], plan: Plan, shares: list[Share], *, as_json: bool) -> None:
     """Print the rows, for machines or people."""
     if as_json:
-        document = {"rows": [dataclasses.asdict(row) for row in rows]}
+        document = {
+            "rows": [dataclasses.asdict(row) for row in rows],
+            "profile": [dataclasses.asdict(share) for share in shares],
+        }
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return
     lines = [line for name in plan.workloads for line in ("", name, *tell_workload(rows, name))]
-    sys.stdout.write("\n".join([*lines, "", *tell_goals(rows), ""]))
+    told = ["", *tell_profile(shares)] if shares else []
+    sys.stdout.write("\n".join([*lines, "", *tell_goals(rows), *told, ""]))
 
 
 def write_page(
-    rows: Sequence[Row], plan: Plan, told: Circumstances, options: argparse.Namespace
+    page: str,
+    rows: Sequence[Row],
+    plan: Plan,
+    told: Circumstances,
+    options: argparse.Namespace,
 ) -> int:
     """Write the page where the run is worth it; 1 where a whole run is not, or a row is void."""
     void = any(row.errors for row in rows)
@@ -248,7 +262,7 @@ def write_page(
         say(f"{options.output} is left as it was: {told.disturbed}; --anyway writes it")
         return 1
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(tell_page(rows, told))
+    options.output.write_text(page)
     say(f"wrote {options.output}")
     return int(void)
 

@@ -296,8 +296,13 @@ that of requests/s, largest less smallest by the median. `CPU us` is the router'
 request, for streams an event."""
 
 
-def tell_page(rows: Sequence[Row], told: Circumstances) -> str:
-    """Return the whole page."""
+_PROFILING = """\
+P/D, token ids, 32 connections, under Python's profiler, which slows calls down: shares, not times.
+What it does not see of the processor time is the event loop's and the sockets' own work."""
+
+
+def tell_page(rows: Sequence[Row], told: Circumstances, profile: Sequence[str]) -> str:
+    """Return the whole page; `profile` is the table of where our time goes."""
     lines = [
         "# The gateway beside vllm-router, measured",
         "",
@@ -316,4 +321,5 @@ def tell_page(rows: Sequence[Row], told: Circumstances) -> str:
         table = tell_workload(rows, workload)
         if table:
             lines += [f"## {heading}", "", *table, ""]
+    lines += ["## Where our time goes", "", *_PROFILING.splitlines(), "", *profile, ""]
     return "\n".join(lines)

@@ -106,8 +106,13 @@ def run_events() -> Iterator[tuple[int, tuple[tuple[str, str], ...]]]:
 
 
 @contextmanager
-def run_contestant(bench: Bench, contestant: Contestant) -> Iterator[Running]:
-    """Run a contestant for the time of the block, ready to serve. Raises RigError."""
+def run_contestant(
+    bench: Bench, contestant: Contestant, profile: Path | None = None
+) -> Iterator[Running]:
+    """Run a contestant for the time of the block, ready to serve. Raises RigError.
+
+    `profile` is for ours alone: where Python's profiler is to write what it saw.
+    """
     needs_redis = isinstance(contestant.product, Ours) and contestant.product.redis
     with _run_redis(bench) if needs_redis else contextlib.nullcontext() as redis_url:
         site = Site(
@@ -126,6 +131,8 @@ def run_contestant(bench: Bench, contestant: Contestant) -> Iterator[Running]:
             if not name.lower().endswith("_proxy") and not name.startswith("PRFAAS_")
         }
         program = command(contestant, site)
+        if profile is not None:
+            program[1:1] = ["-m", "cProfile", "-o", str(profile)]
         with started(program, ROUTER_CPU, environment=environment, log=log) as process:
             _wait_until_ready(process, contestant, site.port, log)
             yield Running(contestant, process.pid, site.port)

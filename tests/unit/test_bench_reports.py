@@ -3,6 +3,7 @@
 import dataclasses
 
 from bench.gateway.contestants import Mode
+from bench.gateway.profiles import LOOP, sum_up
 from bench.gateway.reports import (
     GOALS,
     Circumstances,
@@ -93,6 +94,23 @@ def test_a_busy_machine_is_told() -> None:
     assert "host" in (find_disturbance([dataclasses.replace(row("ours"), stolen=0.1)]) or "")
     assert find_disturbance([row("ours")]) is None
     told = Circumstances("2 x CPU", "versions", "abc1234", "2026-01-01", 1, 0.5, "too loud")
-    page = tell_page(busy, told)
+    page = tell_page(busy, told, [])
     assert "**not quiet**: too loud" in page
     assert "abc1234" in page
+
+
+def test_a_profile_is_summed_up_by_room() -> None:
+    """Functions count for the room that their file is in; what nobody saw is the loop's."""
+    shares = sum_up(
+        {
+            ("/some/where/router/service/relay.py", 1, "send"): 0.3,
+            ("/some/where/router/service/relay.py", 9, "read"): 0.1,
+            ("/some/where/kvmeta/match.py", 1, "match"): 0.2,
+            ("~", 0, "<method 'write' of 'X' objects>"): 0.1,
+            ("/lib/msgspec/x.py", 1, "f"): -0.1,
+        },
+        1.0,
+    )
+    told = {share.room: round(share.share, 2) for share in shares}
+    assert told == {"router/service": 0.4, LOOP: 0.3, "kvmeta": 0.2, "functions in C": 0.1}
+    assert shares[0].functions == (("relay.send", 0.3), ("relay.read", 0.1))
