@@ -108,17 +108,27 @@ class LiveGauges:
         yield depth
 
     def _thresholds(self) -> Iterator[Metric]:
-        tokens = GaugeMetricFamily(
-            "prfaas_threshold_tokens", "t in force", labels=["model", "prfaas", "pd"]
-        )
+        def gauge(name: str, what: str) -> GaugeMetricFamily:
+            labels = ["model", "prfaas", "pd"]
+            return GaugeMetricFamily(f"prfaas_threshold_{name}", what, labels=labels)
+
+        tokens = gauge("tokens", "t in force")
+        solved = gauge("solved_tokens", "t that `auto` solved; absent until there is one")
+        at_bound = gauge("at_bound", "Whether that t is at one of the bounds of `auto`")
+        operator = self._live.operator
+        bounds = (operator.rules.low, operator.rules.high)
         kinds = {cluster.name: cluster.kind for cluster in self._live.fleet.clusters}
         for model in self._live.catalog.models:
             for state in self._live.links.states:
                 source, target = state.link.source, state.link.target
                 if kinds.get(source) is ClusterKind.PRFAAS and kinds.get(target) is ClusterKind.PD:
-                    view = self._live.operator.threshold(model.name, source, target)
-                    tokens.add_metric([model.name, source, target], view.tokens)
-        yield tokens
+                    name = [model.name, source, target]
+                    tokens.add_metric(name, operator.threshold(*name).tokens)
+                    in_force = operator.solved.of(model.name, target)
+                    if in_force is not None:
+                        solved.add_metric(name, in_force.tokens)
+                        at_bound.add_metric(name, float(in_force.tokens in bounds))
+        yield from (tokens, solved, at_bound)
 
 
 def source_gauges(sources: Iterable[SourceReport]) -> Iterator[Metric]:

@@ -40,6 +40,7 @@ from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
 from router.control.silence import SilenceRules
+from router.control.thresholds import StepRules
 from router.domain.decision import Rule
 from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind, Role
@@ -86,6 +87,7 @@ from router.service.snapshots import PolicyRules, SnapshotBuilder
 from router.service.state import StateReport
 from router.service.stored_responses import StoredResponses
 from router.service.tenants import TenantBook
+from router.service.thresholds import ThresholdLoop
 from router.service.truth import TruthWatch
 from router.service.visits import Visits
 from router.settings import (
@@ -111,6 +113,7 @@ class Core:
     fleet: Fleet
     links: LinkBoard
     operator: Operator
+    lengths: OperatingLengths
     store: Store
     index: MetadataIndex
     foresight: Foresight
@@ -169,6 +172,7 @@ class Gateway:
                 hook=self.core.metrics,
             )
             silence = _build_silence_watch(self.core)
+            thresholds = _build_threshold_loop(self.core)
             await self.membership.begin()
             await self.orders.begin()
             await prober.probe_all()
@@ -178,6 +182,7 @@ class Gateway:
                 *self.ingest.runs,
                 prober.run,
                 silence.run,
+                thresholds.run,
                 self.core.truth.run,
                 self.core.tokenizers.run,
             ]
@@ -322,6 +327,7 @@ def _build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: Access
             ),
             clock=clock,
         ),
+        lengths=OperatingLengths(),
         store=store,
         index=index,
         foresight=foresight,
@@ -402,9 +408,26 @@ def _build_silence_watch(core: Core) -> SilenceWatch:
     )
 
 
+def _build_threshold_loop(core: Core) -> ThresholdLoop:
+    scheduler = core.settings.scheduler
+    return ThresholdLoop(
+        core.operator.solved,
+        fleet=core.fleet,
+        links=core.links,
+        models=core.catalog.models,
+        lengths=core.lengths,
+        clock=core.clock,
+        rules=StepRules(
+            low=scheduler.threshold.min_tokens,
+            high=scheduler.threshold.max_tokens,
+            dwell=scheduler.short_loop.dwell_seconds,
+        ),
+        period=scheduler.short_loop.period_seconds,
+    )
+
+
 def _build_routing(core: Core) -> Routing:
     settings = core.settings
-    lengths = OperatingLengths()
     decision_timeout = settings.scheduler.decision_timeout_ms / 1000
     return Routing(
         counter=PromptCounter(
@@ -423,10 +446,10 @@ def _build_routing(core: Core) -> Routing:
                 remote_queue_limit=settings.scheduler.remote_queue_limit,
                 ships_prefix=core.connector.ships_prefix,
             ),
-            lengths=lengths,
+            lengths=core.lengths,
             clock=core.clock,
         ),
-        lengths=lengths,
+        lengths=core.lengths,
         log=core.log,
         hook=core.metrics,
         clock=core.clock,

@@ -22,6 +22,7 @@ from router.settings.serving import (
 )
 from router.throughput.curves import Extrapolation, Interpolation
 from router.throughput.profiles import KvLine, Profile, ProfilePoint, ProfileSource
+from router.throughput.stages import DecodeRules
 
 
 class CompositionError(Exception):
@@ -79,6 +80,11 @@ def build_model(model: ModelSettings, loaded: Loaded) -> ServedModel:
         profiles={each: build_profile(file) for each, file in files.items() if file is not None},
         gate_limits=build_gate_limits(model.gate),
         decode_slots=model.decode.max_concurrency,
+        decode_rules=DecodeRules(
+            slots=model.decode.max_concurrency,
+            step_seconds=1 / model.decode.tokens_per_second_slo,
+            output_tokens=model.decode.expected_output_tokens,
+        ),
     )
 
 
@@ -88,6 +94,7 @@ def build_gate_limits(gate: GateSettings) -> GateLimits:
         kv_rate=None if gate.max_kv_gbps is None else from_gbps(gate.max_kv_gbps),
         long_share=gate.min_long_share,
         long_tokens=gate.min_long_tokens,
+        gain=gate.min_gain,
     )
 
 

@@ -61,6 +61,11 @@ class ModelLengths:
             self._counts = [count / self._unit for count in self._counts]
             self._unit = 1.0
 
+    @property
+    def seen(self) -> int:
+        """How many prompts were seen."""
+        return self._seen
+
     def workload(self) -> Histogram | None:
         """Return the uncached lengths of late, None where too few were seen."""
         return Histogram.of(_BOUNDS, self._counts) if self._seen >= _ENOUGH else None

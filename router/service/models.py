@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from kvmeta.types import CacheLayout
 from router.domain.decision import GateLimits, KvSizing
@@ -12,6 +13,7 @@ from router.domain.errors import NotFound
 from router.domain.topology import ClusterKind
 from router.domain.units import BytesPerSecond, Seconds, Tokens
 from router.throughput.profiles import Profile
+from router.throughput.stages import DecodeRules
 
 
 class TokenizerKind(StrEnum):
@@ -20,6 +22,10 @@ class TokenizerKind(StrEnum):
     ENGINE = "engine"
     HF = "hf"
     NONE = "none"
+
+
+PAPER_DECODE: Final = DecodeRules(slots=20, step_seconds=0.025, output_tokens=1024)
+"""Decode as in the paper's case study."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,7 @@ class ServedModel:
     profiles: Mapping[ClusterKind, Profile] = field(default_factory=dict)
     gate_limits: GateLimits = GateLimits()
     decode_slots: int | None = None
+    decode_rules: DecodeRules = PAPER_DECODE
 
     def prefill_seconds(self, kind: ClusterKind, uncached: Tokens) -> Seconds:
         """Return the expected prefill time on an instance of a pool.

@@ -8,6 +8,7 @@ from router.domain.decision import OverrideView, ThresholdMode, ThresholdView
 from router.domain.units import Tokens
 from router.ports import Clock
 from router.service.orders import Orders, OverrideOrder, PairScope, ThresholdOrder, live_overrides
+from router.service.thresholds import SolvedThresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,11 @@ class ThresholdRules:
 class Operator:
     """Answers from the orders in force. Single-threaded: owned by one event loop."""
 
-    def __init__(self, rules: ThresholdRules, *, clock: Clock) -> None:
+    def __init__(
+        self, rules: ThresholdRules, *, clock: Clock, solved: SolvedThresholds | None = None
+    ) -> None:
         self.rules = rules
+        self.solved = solved or SolvedThresholds()
         self._clock = clock
         self._orders = Orders()
 
@@ -46,10 +50,13 @@ class Operator:
         `auto` that has not solved anything uses the configured number (DESIGN 5).
         """
         order = self.threshold_order(PairScope(model, prfaas, pd))
-        if order is None:
-            return ThresholdView(self.rules.mode, self.rules.tokens)
-        tokens = self.rules.tokens if order.tokens is None else order.tokens
-        return ThresholdView(order.mode, tokens)
+        mode = self.rules.mode if order is None else order.mode
+        if mode is ThresholdMode.AUTO:
+            solved = self.solved.of(model, pd)
+            if solved is not None:
+                return ThresholdView(mode, solved.tokens)
+        given = None if order is None else order.tokens
+        return ThresholdView(mode, self.rules.tokens if given is None else given)
 
     @property
     def overrides(self) -> tuple[OverrideOrder, ...]:

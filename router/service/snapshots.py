@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from kvmeta.types import CacheBelief, SourceId, SourceState
+from router.control.thresholds import InForce
 from router.domain.decision import (
     ClusterView,
     GateView,
@@ -26,7 +27,7 @@ from router.domain.topology import Cluster, ClusterKind, Instance
 from router.domain.units import Seconds, Tokens
 from router.ports import Clock
 from router.service.fleet import Fleet, Load, Member
-from router.service.lengths import ModelLengths, OperatingLengths
+from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
 from router.service.models import ServedModel
 from router.service.operator import Operator
@@ -227,34 +228,39 @@ class SnapshotBuilder:
         if link is None:
             return None
         threshold = _supposed(self._operator.threshold(model.name, prfaas, pd), what_if)
-        lengths = self._lengths.of(model.name)
+        solved = self._operator.solved.of(model.name, pd)
         return PairView(
             prfaas=prfaas,
             pd=pd,
             link=_in_regime(link, what_if.regime),
             threshold=threshold,
-            gates=_view_gates(model, lengths, link, threshold, request),
+            gates=self._view_gates(model, link, threshold, request, solved),
             ships_to_pd=self._rules.ships_prefix,
             ships_to_prfaas=self._rules.ships_prefix,
             back_link=self._links.between(pd, prfaas),
         )
 
-
-def _view_gates(
-    model: ServedModel,
-    lengths: ModelLengths,
-    link: LinkView,
-    threshold: ThresholdView,
-    request: RequestView,
-) -> GateView:
-    """Return what the gates look at; before anything was offloaded, at this request's length."""
-    asked = model.gate_limits.ask_workload
-    return GateView(
-        kv_rate=model.kv_rate(lengths.offloaded or request.total_tokens),
-        limits=model.gate_limits,
-        link_rate=link.capacity,
-        workload=lengths.against(threshold.tokens) if asked else None,
-    )
+    def _view_gates(
+        self,
+        model: ServedModel,
+        link: LinkView,
+        threshold: ThresholdView,
+        request: RequestView,
+        solved: InForce | None,
+    ) -> GateView:
+        """Return what the gates see; before anything was offloaded, at this request's length."""
+        lengths = self._lengths.of(model.name)
+        workload = None
+        if model.gate_limits.ask_workload:
+            workload = lengths.against(threshold.tokens)
+            if workload is not None and solved is not None:
+                workload = replace(workload, gain=solved.solved.gain)
+        return GateView(
+            kv_rate=model.kv_rate(lengths.offloaded or request.total_tokens),
+            limits=model.gate_limits,
+            link_rate=link.capacity,
+            workload=workload,
+        )
 
 
 def _believe(instance: Instance, beliefs: Beliefs) -> tuple[CacheBelief, int | None]:

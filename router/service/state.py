@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from kvmeta.index import MetadataIndex
 from kvmeta.types import SourceReport
 from router.control.links import LinkState, is_up, usable_bandwidth, utilization
+from router.domain.decision import ThresholdMode
 from router.domain.topology import ClusterKind
-from router.domain.units import Seconds, to_gbps
+from router.domain.units import Seconds, Tokens, to_gbps
 from router.ports import Clock
 from router.service.admission import Admission
 from router.service.decisions import Document
@@ -169,17 +170,20 @@ class StateReport:
         order = self._operator.threshold_order(scope)
         mode = order.mode if order else rules.mode
         tokens = order.tokens if order and order.tokens is not None else rules.tokens
+        pairs = self.pair_thresholds(scope)
+        solved = _common([pair["solved_tokens"] for pair in pairs])
+        effective = solved if mode is ThresholdMode.AUTO and solved is not None else tokens
         return {
             "mode": mode,
             "tokens": tokens,
-            "effective_tokens": tokens,
-            "solved_tokens": None,
+            "effective_tokens": effective,
+            "solved_tokens": solved,
             "bounds": {"min_tokens": rules.low, "max_tokens": rules.high},
             "source": "operator" if order else "config",
             "updated_at": order.updated_at.isoformat() if order else None,
             "updated_by": order.updated_by if order else None,
             "scope": {"model": scope.model, "prfaas": scope.prfaas, "pd": scope.pd},
-            "pairs": self.pair_thresholds(scope),
+            "pairs": pairs,
         }
 
     def pair_thresholds(self, scope: PairScope | None = None) -> list[Document]:
@@ -192,6 +196,7 @@ class StateReport:
                 "pd": link.link.target,
                 "mode": view.mode,
                 "effective_tokens": view.tokens,
+                "solved_tokens": self._solved(model.name, link.link.target),
             }
             for model in self._catalog.models
             for link in self._links.states
@@ -231,6 +236,10 @@ class StateReport:
             "updated_by": order.updated_by,
         }
 
+    def _solved(self, model: str, pd: str) -> Tokens | None:
+        in_force = self._operator.solved.of(model, pd)
+        return None if in_force is None else in_force.tokens
+
     def _is_pair(self, source: str, target: str) -> bool:
         kinds = {cluster.name: cluster.kind for cluster in self._fleet.clusters}
         return kinds.get(source) is ClusterKind.PRFAAS and kinds.get(target) is ClusterKind.PD
@@ -263,3 +272,9 @@ def source(report: SourceReport) -> Document:
         "age_seconds": report.age_seconds,
         "errors": report.errors,
     }
+
+
+def _common(values: Iterable[object]) -> object:
+    """Return the value that all have, None where they differ or there are none."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None

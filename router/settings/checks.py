@@ -243,8 +243,6 @@ def note_oddities(settings: Settings) -> Iterator[str]:
 
 def _note_what_does_not_run(scheduler: SchedulerSettings) -> Iterator[str]:
     """Yield the settings of the rule and its loops that are read but not acted on."""
-    if scheduler.threshold.mode == "auto":
-        yield f"threshold `auto` is not solved here: t stays at {scheduler.threshold.tokens} tokens"
     if scheduler.policy == "slack":
         yield "scheduler.policy 'slack' is not there: requests go by `paper`"
     if scheduler.long_loop.actuator != "dry_run":

@@ -123,6 +123,9 @@ class GateSettings(Section):
     pool would idle. Left out, not asked; nor is it of the first hundred prompts."""
     min_long_tokens: PositiveTokens | None = None
     """Least mean uncached length of those prompts, in tokens; left out, not asked."""
+    min_gain: PositiveNumber | None = None
+    """Least factor by which offloading must raise what is sustained, by the model of today's
+    instances, links and lengths; left out, not asked. Needs profiles of both pools."""
 
 
 class DecodeSettings(Section):

@@ -50,12 +50,17 @@ class DecodeRules:
 
 @dataclass(frozen=True, slots=True)
 class RemotePool:
-    """A PrfaaS cluster: N_prfaas instances behind links with B_out bytes per second in all."""
+    """A PrfaaS cluster: N_prfaas instances behind links with B_out bytes per second in all.
+
+    `share` is the part of the instances' time that this deployment has; other PD clusters have the
+    rest.
+    """
 
     name: str
     profile: Profile
     instances: int
     egress: BytesPerSecond
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,7 @@ def remote_rate(pool: RemotePool, demand: RemoteDemand, *, overlap: bool) -> Rem
 
     Without overlap each request occupies compute, then the link: 1 / (T / N + S / B_out).
     """
-    compute = _rate(pool.instances, demand.seconds)
+    compute = _rate(pool.instances * pool.share, demand.seconds)
     bandwidth = _rate(pool.egress, demand.kv_bytes)
     if overlap:
         rate = min(compute, bandwidth)

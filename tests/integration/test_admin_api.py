@@ -45,7 +45,7 @@ TELEMETRY = {"egress_gbps": 0.1}
 
 NO_SOURCE_YET = frozenset(
     {
-        "threshold_solved_tokens",
+        "threshold_solved_tokens",  # absent until a hundred prompts were seen
         "threshold_at_bound",
         "stage_capacity_requests_per_second",
         "balance_residual_ratio",

@@ -239,6 +239,7 @@ async def test_thresholds_of_pairs(tmp_path: Path) -> None:
                 "pd": "east",
                 "mode": "manual",
                 "effective_tokens": 300,
+                "solved_tokens": None,
             }
         ]
         await system.order("PUT", pair, {"mode": "config"})

@@ -75,7 +75,6 @@ def test_the_check_command_notes_what_is_probably_not_meant(
     notes = capsys.readouterr().out.splitlines()[1:]
     assert notes == [
         "note: no link leaves west: it will never be used",
-        "note: threshold `auto` is not solved here: t stays at 19400 tokens",
         "note: no tenants: whoever reaches 0.0.0.0:8000 is served",
     ]
 

@@ -52,6 +52,7 @@ CONTRACT = [
     "models[].gate.max_kv_gbps",
     "models[].gate.min_long_share",
     "models[].gate.min_long_tokens",
+    "models[].gate.min_gain",
     "models[].profiles",
     "models[].decode.max_concurrency",
     "models[].decode.tokens_per_second_slo",

@@ -1,0 +1,92 @@
+"""The short loop: t as equation 7 has it for today's links, instances and lengths.
+
+A pure step. Raising t protects a link that carries less, or instances that are gone, so it happens
+at once; lowering it only relaxes, so it waits and goes in parts: what recovered for a moment must
+not flood the link again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from router.domain.units import Seconds, Tokens
+from router.throughput.planner import solve_whole_threshold, tabulate
+from router.throughput.stages import Deployment, RequestsPerSecond, evaluate
+from router.throughput.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Today:
+    """One PD cluster as it is now: live instances here and where they could prefill, and traffic.
+
+    `deployment` has one PD pool and every PrfaaS pool with a link to it, with the bandwidth that
+    can be used now.
+    """
+
+    deployment: Deployment
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """The threshold that sustains most today; Lambda_max with it, and with everything at home."""
+
+    tokens: Tokens
+    rate: RequestsPerSecond
+    local_rate: RequestsPerSecond
+
+    @property
+    def gain(self) -> float | None:
+        """How much more is sustained than at home; None where home sustains nothing."""
+        return self.rate / self.local_rate if self.local_rate > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """How `auto` moves: within bounds, lowering at most by `relax_by` of t every `dwell`.
+
+    Changes below `worth` of t are left alone: lengths are counted, so they tremble by some percent.
+    """
+
+    low: Tokens = 512
+    high: Tokens = 131_072
+    dwell: Seconds = 5.0
+    relax_by: float = 0.25
+    worth: float = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What `auto` set and when it last changed, and what was solved last."""
+
+    tokens: Tokens
+    changed_at: Seconds
+    solved: Solved
+
+
+def solve_today(today: Today, rules: StepRules) -> Solved:
+    """Return the best threshold within the bounds, in whole tokens, ties local.
+
+    Raises OutOfRange where a profile may not be extrapolated. Cost: some milliseconds.
+    """
+    table = tabulate(today.deployment, today.workload)
+    solution = solve_whole_threshold(today.deployment, table, bounds=(rules.low, rules.high))
+    local = evaluate(today.deployment, table.at_share(1.0))
+    return Solved(round(solution.split.threshold), solution.rate, local.rate)
+
+
+def step_threshold(
+    state: InForce | None, solved: Solved, now: Seconds, rules: StepRules
+) -> InForce:
+    """Return what is in force after a solve. The first one holds at once."""
+    if state is None:
+        return InForce(solved.tokens, now, solved)
+    kept = replace(state, solved=solved)
+    if abs(solved.tokens - state.tokens) <= rules.worth * state.tokens:
+        return kept
+    if solved.tokens > state.tokens:
+        return InForce(solved.tokens, now, solved)
+    if now - state.changed_at < rules.dwell:
+        return kept
+    lowest = int(state.tokens * (1 - rules.relax_by))
+    return InForce(max(solved.tokens, lowest, rules.low), now, solved)
