@@ -257,11 +257,11 @@ async def test_r32_a_body_over_the_limit_costs_no_memory(tmp_path: Path, declare
     server = {"max_body_bytes": limit}
     async with serving(tmp_path, server=server) as (command, client, engine):
         assert await chat(client) == 200
-        before = read_vitals(command.pid, 0.0).resident_bytes
+        before = read_vitals(0.0, command.pid).resident_bytes
         framing = "content-length: 40000000" if declared else "transfer-encoding: chunked"
         url = str(client.base_url)
         statuses = await asyncio.gather(*(pour(url, framing) for _ in range(8)))
-        risen = read_vitals(command.pid, 0.0).resident_bytes - before
+        risen = read_vitals(0.0, command.pid).resident_bytes - before
         assert statuses == [413] * 8
         await command.said(r'prfaas.access \{.*"status":413')
         assert len(engine.calls) == 1

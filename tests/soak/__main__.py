@@ -22,9 +22,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--redis", action="store_true", help="with a Redis that freezes and flushes"
     )
+    parser.add_argument("--workers", type=int, default=1, help="of the gateway; over a Redis (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     given = parser.parse_args(arguments)
-    options = SoakOptions(given.minutes, given.seed, given.clients, with_redis=given.redis)
+    options = SoakOptions(
+        given.minutes, given.seed, given.clients, given.workers, with_redis=given.redis
+    )
     with tempfile.TemporaryDirectory() as directory:
         report = asyncio.run(run_soak(options, Path(directory), say))
     if given.json is not None:

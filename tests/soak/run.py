@@ -44,11 +44,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class SoakOptions:
-    """What is run. `clients` ask at once, each again after a short pause."""
+    """What is run. `clients` ask at once, each again after a short pause.
+
+    Several `workers` share a Redis, so there is one then.
+    """
 
     minutes: float = 5.0
     seed: int = 1
     clients: int = 24
+    workers: int = 1
     with_redis: bool = False
 
 
@@ -182,7 +186,10 @@ class Soak:
     # -- looks
 
     def _look(self) -> Vitals:
-        return read_vitals(self._gateway.pid, time.monotonic() - self._began)
+        pids = [self._gateway.pid]
+        if self._options.workers > 1:
+            pids += self._gateway.children()
+        return read_vitals(time.monotonic() - self._began, *pids)
 
     async def _scrape(self, client: httpx.AsyncClient) -> Metrics:
         return Metrics((await client.get("/metrics")).text)
@@ -192,7 +199,9 @@ class Soak:
         return document
 
     async def _tasks(self) -> Counter[str]:
-        """Return how many tasks the gateway has, by what they run."""
+        """Return how many tasks the gateway has, by what they run; of workers nobody tells."""
+        if self._options.workers > 1:
+            return Counter()
         seen = len(self._gateway.stderr)
         self._gateway.send(signal.SIGUSR1)
         async with asyncio.timeout(20):
@@ -241,7 +250,7 @@ class Soak:
             grown = report.growth_bytes / 2**20
             self._books.faults.append(f"memory grew by {grown:.1f} MiB over the second half")
         # A probe may have one connection more to an engine than it had at first.
-        spare = 2 * len(self._fleet.engines)
+        spare = 2 * len(self._fleet.engines) * self._options.workers
         if last.descriptors > first.descriptors + spare:
             self._books.faults.append(f"{first.descriptors} descriptors became {last.descriptors}")
         more = {name: count for name, count in (after - before).items() if count > spare}
@@ -264,7 +273,8 @@ class Soak:
 async def run_soak(options: SoakOptions, directory: Path, say: Say) -> Report:
     """Run one soak in a directory of its own."""
     async with AsyncExitStack() as stack:
-        store = stack.enter_context(redis_server()) if options.with_redis else None
+        shared = options.with_redis or options.workers > 1
+        store = stack.enter_context(redis_server()) if shared else None
         fleet = await stack.enter_async_context(_engines(directory, store))
         gateway = await stack.enter_async_context(
             prfaas(
@@ -273,11 +283,13 @@ async def run_soak(options: SoakOptions, directory: Path, say: Say) -> Report:
                 str(fleet.configuration),
                 "--port",
                 "0",
+                "--workers",
+                str(options.workers),
                 directory=directory,
                 module="tests.soak.gateway",
             )
         )
-        url = (await gateway.said(r"prfaas gateway on (http://\S+)", within=60))[1]
+        url = (await gateway.said(r"prfaas gateway on (http://[^\s,]+)", within=60))[1]
         client = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, timeout=30, trust_env=False)
         )

@@ -1,4 +1,4 @@
-"""What a process holds: memory, descriptors, threads; and whether it grows."""
+"""What processes hold: memory, descriptors, threads; and whether it grows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """One look at one process, `at` seconds after the start."""
+    """One look, `at` seconds after the start."""
 
     at: float
     resident_bytes: int
@@ -19,16 +19,15 @@ class Vitals:
     threads: int
 
 
-def read_vitals(pid: int, at: float) -> Vitals:
-    """Look at a process. Raises FileNotFoundError for one that is gone (Linux alone)."""
-    root = Path(f"/proc/{pid}")
-    resident = int((root / "statm").read_text("ascii").split()[1]) * _PAGE
-    threads = next(
-        int(line.split()[1])
-        for line in (root / "status").read_text("utf-8").splitlines()
-        if line.startswith("Threads:")
-    )
-    return Vitals(at, resident, len(list((root / "fd").iterdir())), threads)
+def read_vitals(at: float, *pids: int) -> Vitals:
+    """Look at processes together. Raises FileNotFoundError for one that is gone (Linux alone)."""
+    resident = descriptors = threads = 0
+    for pid in pids:
+        root = Path(f"/proc/{pid}")
+        resident += int((root / "statm").read_text("ascii").split()[1]) * _PAGE
+        descriptors += len(list((root / "fd").iterdir()))
+        threads += len(list((root / "task").iterdir()))
+    return Vitals(at, resident, descriptors, threads)
 
 
 def growth_bytes(looks: Sequence[Vitals]) -> float:
