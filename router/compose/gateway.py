@@ -431,7 +431,7 @@ def _build_routing(core: Core) -> Routing:
     decision_timeout = settings.scheduler.decision_timeout_ms / 1000
     return Routing(
         counter=PromptCounter(
-            EngineCounter(core.engines, core.fleet, timeout=decision_timeout),
+            EngineCounter(core.engines, core.fleet, clock=core.clock, timeout=decision_timeout),
             core.tokenizers.by_model,
             core.tokenizers.threads,
         ),

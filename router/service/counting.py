@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVarTuple
+from typing import Any, Final, TypeVarTuple
 
 import msgspec
 from msgspec import Struct
@@ -16,7 +16,7 @@ from router.domain.decision import TokenSource
 from router.domain.errors import BadRequest, UpstreamError
 from router.domain.topology import Instance
 from router.domain.units import Seconds, Tokens
-from router.ports import EngineClient, EngineRequest, Timeouts, Tokenizer
+from router.ports import Clock, EngineClient, EngineRequest, Timeouts, Tokenizer
 from router.service.bodies import (
     BodyKind,
     ClientBody,
@@ -121,18 +121,27 @@ def _prompt_bytes(body: ClientBody) -> int:
     return len(body.raw)
 
 
+_DOUBT_SECONDS: Final[Seconds] = 5.0
+"""How long an engine that did not answer a count is asked last: as long as a probe may take."""
+
+
 class EngineCounter:
     """Asks an engine: by its render endpoint, which reads the very request body, else `/tokenize`.
 
     Engines without `--enable-scale-out` refuse to render (403): that is remembered per instance
     and path. `/tokenize` reads a subset of a chat's fields, so it may differ where
     `reasoning_effort`, `documents` or `tool_choice` shape the prompt; Messages and Responses are
-    given to it as the chat that the engine makes of them.
+    given to it as the chat that the engine makes of them. One that let a count wait in vain is
+    asked last for a while: it may hang, and probes take seconds to tell.
     """
 
-    def __init__(self, client: EngineClient, fleet: Fleet, *, timeout: Seconds) -> None:
+    def __init__(
+        self, client: EngineClient, fleet: Fleet, *, clock: Clock, timeout: Seconds
+    ) -> None:
         self._client = client
         self._fleet = fleet
+        self._clock = clock
+        self._failed: dict[str, Seconds] = {}
         self._timeouts = Timeouts(connect=timeout, first_byte=timeout, idle=timeout)
         self._no_render: set[tuple[str, str]] = set()
 
@@ -140,8 +149,10 @@ class EngineCounter:
         """Return the prompt's token ids, None when no engine could tell."""
         for instance in self._candidates(named.model.name):
             served = named.lora or instance.served_name or named.model.served_name
+            self._failed[instance.name] = self._clock.monotonic()  # until it has answered
             try:
                 listed = await self._ask(instance, body, served)
+                self._failed.pop(instance.name, None)
             except (UpstreamError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
             if listed is not None:
@@ -155,7 +166,15 @@ class EngineCounter:
             for member in self._fleet.members
             if member.instance.model in (None, model) and self._fleet.is_ready(member)
         ]
-        ready.sort(key=lambda member: (member.inflight, member.instance.name))
+        now = self._clock.monotonic()
+        self._failed = {name: at for name, at in self._failed.items() if now - at < _DOUBT_SECONDS}
+        ready.sort(
+            key=lambda member: (
+                member.instance.name in self._failed,
+                member.inflight,
+                member.instance.name,
+            )
+        )
         return [member.instance for member in ready[:2]]
 
     async def _ask(self, instance: Instance, body: ClientBody, served: str) -> Listed | None:

@@ -116,6 +116,19 @@ async def test_r37_what_nobody_can_count_is_no_hit(tmp_path: Path) -> None:
     assert metrics.total("prompts_estimated_total") == 1
 
 
+async def test_a_count_that_waits_in_vain_is_the_only_one_there(tmp_path: Path) -> None:
+    """An engine that hangs on one count is not asked first for the next."""
+    changes = {"decision_timeout_ms": 400}
+    async with scripted_system(
+        tmp_path, names="p0 d0 d1", model=ENGINE_COUNTS, scheduler=changes
+    ) as system:
+        hanging, asked = system.engine("d0"), {"max_tokens": 1}
+        hanging.on("/v1/completions/render", [Hold()])
+        answers = [await system.complete("some words", **asked) for _ in range(4)]
+    reasons = [answer.headers["x-prfaas-reason"] for answer in answers]
+    assert reasons == ["decision_timeout", *["below_threshold"] * 3]
+
+
 async def test_r38_a_hanging_tokenizer_holds_up_no_stream(tmp_path: Path) -> None:
     """Eight prompts of 500 KB wait for a count that never comes; a running stream flows on."""
     async with scripted_system(

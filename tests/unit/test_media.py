@@ -44,7 +44,7 @@ def fleet_of(url: str) -> Fleet:
 
 
 def counter(client: HttpEngineClient, url: str) -> PromptCounter:
-    engines = EngineCounter(client, fleet_of(url), timeout=5)
+    engines = EngineCounter(client, fleet_of(url), clock=FakeClock(), timeout=5)
     return PromptCounter(engines, {"m": turn_tokenizer()})
 
 
