@@ -7,8 +7,8 @@ it does not see is the event loop's and the sockets' own work in C: the rest of 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import pstats
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,18 +65,22 @@ def read_times(file: Path) -> _Times:
 
 def sum_up(times: _Times, seconds: float) -> list[Share]:
     """Return each room's share of the `seconds` of processor time, the greatest first."""
-    rooms: dict[str, Counter[str]] = {}
+    rooms: dict[str, dict[str, float]] = {}
     for (path, _line, function), own in times.items():
         if own > 0:
             name = function if path == "~" else f"{Path(path).stem}.{function}"
-            rooms.setdefault(name_room(path), Counter())[name] += own
-    seen = sum(functions.total() for functions in rooms.values())
+            room = rooms.setdefault(name_room(path), {})
+            room[name] = room.get(name, 0.0) + own
+    seen = sum(sum(functions.values()) for functions in rooms.values())
     total = max(seconds, seen) or 1.0
     shares = [
         Share(
             room,
-            functions.total() / total,
-            tuple((name, own / total) for name, own in functions.most_common(_FIRST)),
+            sum(functions.values()) / total,
+            tuple(
+                (name, functions[name] / total)
+                for name in heapq.nlargest(_FIRST, functions, key=lambda each: functions[each])
+            ),
         )
         for room, functions in rooms.items()
     ]
