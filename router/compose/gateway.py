@@ -456,6 +456,7 @@ def _build_routing(core: Core) -> Routing:
         rules=RoutingRules(
             decision_timeout=decision_timeout,
             lookup_timeout=settings.kvmeta.lookup_timeout_ms / 1000,
+            skip_counting=settings.scheduler.skip_counting == "short",
         ),
         truncation={
             model.name: core.connector.prefill_truncation(model.layout)

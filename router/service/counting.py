@@ -113,6 +113,24 @@ def estimate_tokens(body: ClientBody, bytes_per_token: float) -> Tokens:
     return max(1, round(_prompt_bytes(body) / bytes_per_token))
 
 
+_TEMPLATE_TOKENS = 4096
+"""What a chat's template may say by itself: instructions for tools and a default system prompt take
+some hundreds; an assumption, and generous."""
+
+
+def bound_tokens(body: ClientBody, named: NamedModel) -> Tokens | None:
+    """Return a number of tokens that a prompt does not exceed, where an engine would count it.
+
+    A token is at least one byte of the prompt or comes from the template. None where nobody asks an
+    engine, and for media, whose tokens are no bytes.
+    """
+    if named.model.tokenizer is not TokenizerKind.ENGINE or body.media:
+        return None
+    if isinstance(body.prompt, TextPrompt | Conversation):
+        return len(body.raw) + _TEMPLATE_TOKENS
+    return None
+
+
 def _prompt_bytes(body: ClientBody) -> int:
     if isinstance(body.prompt, TextPrompt):
         return len(body.prompt.text.encode("utf-8", "surrogatepass"))

@@ -29,7 +29,7 @@ from router.policy.route import decide, decide_local, without
 from router.ports import Clock
 from router.service.bodies import BodyKind, ClientBody
 from router.service.budgets import within
-from router.service.counting import Counted, PromptCounter, estimate_tokens
+from router.service.counting import Counted, PromptCounter, bound_tokens, estimate_tokens
 from router.service.decisions import DecisionLog, DecisionRecord
 from router.service.lengths import OperatingLengths
 from router.service.models import NamedModel
@@ -141,10 +141,12 @@ class RoutingRules:
     """Time budgets, and how much a connector's prefill leg cuts off its prompt.
 
     `decision_timeout` bounds counting and look-up together; over it a request goes local.
+    `skip_counting`: engines are not asked about prompts that stay local whatever they say.
     """
 
     decision_timeout: Seconds = 0.25
     lookup_timeout: Seconds = 0.02
+    skip_counting: bool = False
 
 
 class Routing:
@@ -222,8 +224,14 @@ class Routing:
             raise NobodyAlive(f"no live instance can decode {ask.named.asked!r} now")
         return _Considered(sight, snapshot, decision)
 
-    async def _count(self, ask: Ask) -> _Count:
-        """Count the prompt within the decision's budget; over it the length is estimated."""
+    async def _count(self, ask: Ask, *, always: bool = False) -> _Count:
+        """Count the prompt within the decision's budget; over it the length is estimated.
+
+        Where counting may be skipped it is `always` done for a dry run, whose threshold may differ.
+        """
+        if self._rules.skip_counting and not always and self._is_surely_local(ask):
+            guess = estimate_tokens(ask.body, ask.named.model.bytes_per_token)
+            return _Count(Counted(guess, TokenSource.ESTIMATE), self._rules.decision_timeout)
         began = self._clock.monotonic()
         try:
             work = self._counter.count(ask.body, ask.named, ask.tenant.name)
@@ -236,6 +244,15 @@ class Routing:
         spent = self._clock.monotonic() - began
         left = self._rules.decision_timeout - spent
         return _Count(counted, left if left > 0 else None)
+
+    def _is_surely_local(self, ask: Ask) -> bool:
+        """Tell whether no number of tokens could take a prompt away; limits need the number."""
+        if ask.tenant.limits.tokens is not None:
+            return False
+        most = bound_tokens(ask.body, ask.named)
+        return most is not None and most <= self._builder.local_up_to(
+            ask.named.model, ask.tenant.name
+        )
 
     async def _believe_in_time(self, ask: Ask, count: _Count) -> Sight:
         """Look up within what is left of the budget."""
@@ -295,7 +312,7 @@ class Routing:
 
         Raises NobodyAlive, BadRequest.
         """
-        considered = await self._consider(ask, await self._count(ask), what_if)
+        considered = await self._consider(ask, await self._count(ask, always=True), what_if)
         now = self._clock.now()
         return DecisionRecord(ask.request_id, now, considered.snapshot, considered.decision)
 

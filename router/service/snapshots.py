@@ -56,6 +56,9 @@ class WhatIf:
 
 _AS_IT_IS = WhatIf()
 
+_ANY_LENGTH: Tokens = 2**62
+"""Longer than any prompt."""
+
 
 class _Outline:
     """What follows from who belongs to the fleet: drawn once, not for every request.
@@ -120,6 +123,19 @@ class SnapshotBuilder:
         """Return the names of every other instance."""
         names = frozenset(member.instance.name for member in self._fleet.members)
         return names - {instance}
+
+    def local_up_to(self, model: ServedModel, tenant: str) -> Tokens:
+        """Return the length up to which a prompt stays local, whatever is cached of it.
+
+        0 where more than its length decides: an override, or another rule than the paper's.
+        """
+        if self._rules.rule is not Rule.PAPER or self._operator.override(model.name, tenant):
+            return 0
+        thresholds = [
+            self._operator.threshold(model.name, prfaas, pd) for prfaas, pd in self._trace().pairs
+        ]
+        known = [each.tokens for each in thresholds if each.mode is not ThresholdMode.OFF]
+        return min(known, default=_ANY_LENGTH)
 
     def suppose_beliefs(self, cached: Mapping[str, Tokens | None]) -> Beliefs:
         """Return beliefs in which what is supposed of a cluster is true where it may prefill.

@@ -109,6 +109,11 @@ class SchedulerSettings(Section):
     """Longest time to decide; then local. Half of the shortest profiled prefill (0.44 s): waiting
     longer would cost more than the best decision saves a short prompt. An engine that counts 100K
     tokens takes about as long: raise it for such prompts, or count in process (`tokenizer: hf`)."""
+    skip_counting: Literal["never", "short"] = "never"
+    """Whether engines count prompts that stay local whatever the number. With `short` one whose
+    bytes, and 4096 tokens for a chat's template, do not exceed t is not counted: its length is an
+    estimate, and what is cached of it unknown, so that the least loaded local instance takes it
+    and not the one that knows it. Under policy `paper`, and not for tenants with a token limit."""
     signal_max_age_seconds: PositiveDuration = 10
     """Age at which a queue depth or load reading no longer counts: ten short periods."""
     link_budget_seconds: PositiveDuration = 5

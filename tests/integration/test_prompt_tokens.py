@@ -180,3 +180,64 @@ async def test_r37_turns_that_were_remembered_count_as_the_engine_counts(tmp_pat
         told = (await system.order("GET", "state"))["models"][0]["tokenizer"]
         assert told["segments_found"] >= 3
         assert (await system.metrics()).total("tokenizer_drift_total") == 0
+
+
+def asked_to_count(system: System) -> int:
+    """How often engines were asked for a prompt's tokens."""
+    return sum(
+        request.path == "/tokenize"
+        for engine in system.engines.values()
+        for request in engine.requests
+    )
+
+
+async def test_prompts_that_stay_local_in_any_case_need_not_be_counted(tmp_path: Path) -> None:
+    """With `skip_counting: short` bytes below t are enough; the decision says that it estimated."""
+    async with scripted_system(
+        tmp_path, threshold=8000, model=ENGINE_COUNTS, scheduler={"skip_counting": "short"}
+    ) as system:
+        answer = await system.complete("four" * 100)
+        assert asked_to_count(system) == 0
+        assert answer.headers["x-prfaas-reason"] == "below_threshold"
+        assert answer.headers["x-prfaas-total-tokens"] == "100"
+        (decision,) = await system.decisions()
+        assert decision["token_source"] == "estimate"
+        assert set(decision["cached_tokens"].values()) == {None}
+        long = await system.complete("four" * 1000)
+        assert asked_to_count(system) == 1
+        assert long.headers["x-prfaas-total-tokens"] == "9"
+
+
+async def test_what_might_change_the_route_is_counted(tmp_path: Path) -> None:
+    """A lower threshold, an override, a token limit or a dry run: the number is asked for."""
+    tenants = [
+        {"name": "open", "api_keys": ["sk-open"]},
+        {"name": "limited", "api_keys": ["sk-limited"], "tokens_per_minute": 100_000},
+    ]
+    scheduler = {"skip_counting": "short"}
+    async with scripted_system(
+        tmp_path, threshold=8000, model=ENGINE_COUNTS, scheduler=scheduler, tenants=tenants
+    ) as system:
+
+        async def ask(key: str) -> int:
+            before = asked_to_count(system)
+            answer = await system.complete("four", headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 200, answer.text
+            return asked_to_count(system) - before
+
+        assert await ask("sk-open") == 0
+        assert await ask("sk-limited") == 1
+        await system.order("POST", "decisions:explain", {"model": "tiny", "prompt": "four"})
+        assert asked_to_count(system) == 2
+        await system.order("PUT", "threshold", {"mode": "manual", "tokens": 2})
+        assert await ask("sk-open") == 1
+        await system.order("PUT", "threshold", {"mode": "config"})
+        await system.order("PUT", "override", {"route": "prfaas", "ttl_seconds": 60})
+        assert await ask("sk-open") == 1
+
+
+async def test_every_prompt_is_counted_by_default(tmp_path: Path) -> None:
+    """Where nothing is said the index's knowledge of short prompts is worth the call."""
+    async with scripted_system(tmp_path, threshold=8000, model=ENGINE_COUNTS) as system:
+        await system.complete("four")
+        assert asked_to_count(system) == 1
