@@ -132,14 +132,13 @@ class Connection(asyncio.Protocol):
 
         The time-out for the head begins when the body is sent: a slow client is no silent engine.
         """
-        self._uploading = True
+        self._uploading = upload.length != 0
         sending = asyncio.create_task(self._write_pieces(upload))
         heading = asyncio.create_task(exchange.wait_head(0))
         try:
             await asyncio.wait({sending, heading}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
-                self._uploading = False
                 limit = request.timeouts.first_byte
                 if not (await asyncio.wait({heading}, timeout=limit or None))[0]:
                     exchange.expire_after(limit)
@@ -150,8 +149,12 @@ class Connection(asyncio.Protocol):
             await asyncio.gather(sending, heading, return_exceptions=True)
 
     async def _write_pieces(self, upload: Upload) -> None:
-        """Write a body at the pace at which the engine takes it; stop when the connection goes."""
+        """Write a body at the pace at which the engine takes it; stop when the connection goes.
+
+        The upload counts as over with its last byte, which is all that the engine waits for.
+        """
         framed = upload.length is None
+        left = upload.length
         async with aclosing(upload.pieces()) as pieces:
             async for piece in pieces:
                 if self._transport is None:
@@ -160,11 +163,15 @@ class Connection(asyncio.Protocol):
                     frame = b"%x\r\n%s\r\n" % (len(piece), piece) if framed else piece
                     self._size += len(frame)
                     self._transport.write(frame)
+                if left is not None:
+                    left -= len(piece)
+                    self._uploading = left > 0
                 await asyncio.sleep(0)  # uvloop writes, and finds that it cannot, between turns
                 if self._writable is not None:
                     await self._writable
         if framed and self._transport is not None:
             self._transport.write(b"0\r\n\r\n")
+            self._uploading = False
 
     def watch_peer(self, options: Sequence[tuple[str, int]]) -> None:
         """Let the kernel find out that a silent peer is gone; options it does not know are left."""
