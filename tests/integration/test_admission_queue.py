@@ -102,7 +102,8 @@ async def test_weights_share_an_overloaded_fleet(tmp_path: Path) -> None:
             for name in ("one", "three"):
                 for _ in range(12):
                     tasks.create_task(keep_asking(name))
-        assert 17 <= served["one"] <= 23
+        # Each order is a quarter; what was in flight at the end is not counted.
+        assert 14 <= served["one"] <= 26
         await system.until(waiting(0))
         assert not any(
             i["decode_slots_held"] for i in (await system.order("GET", "state"))["instances"]

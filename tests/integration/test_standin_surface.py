@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -115,7 +116,7 @@ async def test_answers_as_the_real_engine_did(name: str, engines: dict[str, str]
     if "events" in expected:
         parts = [part.removeprefix("data: ") for part in answer.text.split("\n\n") if part]
         told = [part if part == "[DONE]" else shape(json.loads(part)) for part in parts]
-        assert told == expected["events"]
+        assert list(merge_runs(told)) == list(merge_runs(expected["events"]))
     elif "text" in expected:
         assert answer.text == expected["text"]
     else:
@@ -127,6 +128,11 @@ async def test_answers_as_the_real_engine_did(name: str, engines: dict[str, str]
             assert body["usage"]["completion_tokens"] == expected["completion_tokens"]
             reasons = [choice["finish_reason"] for choice in body["choices"]]
             assert reasons == expected["finish_reasons"]
+
+
+def merge_runs(events: list[Json]) -> Iterator[Json]:
+    """Events without repeats of a shape: a late engine puts several tokens into one event."""
+    return (event for event, _ in itertools.groupby(events))
 
 
 def check_error(error: dict[str, Json], expected: dict[str, Json]) -> None:
