@@ -40,7 +40,7 @@ from router.gateway.client_limits import (
 )
 from router.gateway.cycles import Cycle
 from router.gateway.dispatch import Application
-from router.gateway.errors import error_response, write_response
+from router.gateway.errors import error_response, speaks_anthropic, write_response
 from router.gateway.requests import Receive, Scope, Send
 
 _ALWAYS_ANSWERED: Final = ("/health", "/ready", "/metrics", "/admin/")
@@ -372,7 +372,10 @@ class ClientConnection(HttpToolsProtocol):
         self._since = self.loop.time()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            try:
+                self.transport.write_eof()
+            except OSError:  # asyncio's own loop tells of a client that has just reset
+                self.transport.abort()
 
     def _drop(self, count: int) -> None:
         self._rest += count
@@ -452,7 +455,8 @@ def _too_many() -> Overloaded:
     return Overloaded("too many connections")
 
 
-async def _refuse_surplus(_scope: Scope, _receive: Receive, send: Send) -> None:
-    status, headers, body = error_response(_too_many())
+async def _refuse_surplus(scope: Scope, _receive: Receive, send: Send) -> None:
+    named = speaks_anthropic(scope["path"])
+    status, headers, body = error_response(_too_many(), named=named)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from router.domain.errors import BadRequest, ClientGone, MethodNotAllowed, RouterError
-from router.gateway.errors import error_response
+from router.gateway.errors import error_response, speaks_anthropic
 from router.gateway.requests import BodyBudget, Message, Receive, Scope, Send, read_body
 
 
@@ -47,7 +47,7 @@ class Dispatcher:
         elif scope["method"] == "POST":
             await endpoint(scope, receive, send)
         else:
-            await _refuse(send, MethodNotAllowed("this path takes POST", allow="POST"))
+            await _refuse(scope, send, MethodNotAllowed("this path takes POST", allow="POST"))
 
     def _find_other(self, scope: Scope) -> Application:
         if scope["type"] == "http":
@@ -83,7 +83,7 @@ class BoundedBodies:
             except ClientGone:
                 return
             except RouterError as error:
-                await _refuse(send, error)
+                await _refuse(scope, send, error)
             else:
                 await self._application(scope, _Replay(body, receive), send)
 
@@ -115,7 +115,7 @@ class _Replay:
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-async def _refuse(send: Send, error: RouterError) -> None:
-    status, headers, body = error_response(error)
+async def _refuse(scope: Scope, send: Send, error: RouterError) -> None:
+    status, headers, body = error_response(error, named=speaks_anthropic(scope["path"]))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -67,6 +67,8 @@ _TABLE: tuple[tuple[type[RouterError], Answer], ...] = (
 )
 _UNKNOWN = Answer(500, "internal_error")
 
+_MESSAGES = "/v1/messages"
+
 _LAST_OF_CONNECTION = (BodyTooLarge, RequestTimeout)
 """Errors after which the rest of a request may be on its way still."""
 
@@ -98,6 +100,11 @@ def error_document(error: BaseException, *, named: bool = False) -> dict[str, ob
             "code": _code(error, answer),
         }
     }
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether a path's errors have the shape that Anthropic's clients look for."""
+    return path == _MESSAGES or path.startswith(_MESSAGES + "/")
 
 
 def error_response(error: BaseException, *, named: bool = False) -> RawResponse:

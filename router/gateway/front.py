@@ -23,7 +23,7 @@ from router.domain.errors import (
     RouterError,
 )
 from router.gateway.dispatch import Application
-from router.gateway.errors import error_response
+from router.gateway.errors import error_response, speaks_anthropic
 from router.service.models import ModelCatalog
 from router.service.tenants import TenantBook
 
@@ -76,13 +76,14 @@ def build_application(*, title: str) -> FastAPI:
     # The framework's own description would miss the relayed paths: see `openapi`.
     app = FastAPI(title=title, version=__version__, openapi_url=None)
 
-    async def answer_router_error(_: Request, error: Exception) -> Response:
-        status, headers, body = error_response(error)
+    async def answer_router_error(request: Request, error: Exception) -> Response:
+        named = speaks_anthropic(request.url.path)
+        status, headers, body = error_response(error, named=named)
         return Response(body, status, {key.decode(): value.decode() for key, value in headers})
 
-    async def answer_invalid(_: Request, error: Exception) -> Response:
+    async def answer_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for it alone
-        return await answer_router_error(_, _explain_invalid(error))
+        return await answer_router_error(request, _explain_invalid(error))
 
     async def answer_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101 - registered for it alone

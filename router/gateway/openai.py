@@ -23,7 +23,7 @@ from router.domain.errors import (
 )
 from router.domain.units import Tokens
 from router.gateway.access import AccessLog, Outcome, RequestHook, form_line
-from router.gateway.errors import error_response
+from router.gateway.errors import error_response, speaks_anthropic
 from router.gateway.rate_headers import rate_headers
 from router.gateway.requests import (
     BodyBudget,
@@ -74,7 +74,6 @@ PASSED_PATHS = (
 """What one instance answers by itself; `server.passthrough_paths` adds to it."""
 
 _STORED_PREFIX = "/v1/responses/"
-_MESSAGES_PREFIX = "/v1/messages"
 
 _QUERY = re.compile(rb"[\x21-\x7e]{0,2048}")
 _CLIENT_CLOSED = 499
@@ -180,7 +179,7 @@ class Endpoint:
             send,
             outcome,
             expose_routing=surface.rules.expose_routing_headers,
-            named_errors=self._path.startswith(_MESSAGES_PREFIX),
+            named_errors=speaks_anthropic(self._path),
         )
         try:
             tenant = surface.tenants.authenticate(self._read_credential(scope))
@@ -299,7 +298,7 @@ class Endpoint:
     def _read_credential(self, scope: Scope) -> bytes | None:
         """Return the Authorization; Anthropic's clients put their key into `x-api-key`."""
         told = header(scope, b"authorization")
-        if told is None and self._path.startswith(_MESSAGES_PREFIX):
+        if told is None and speaks_anthropic(self._path):
             key = header(scope, b"x-api-key")
             return None if key is None else b"Bearer " + key
         return told

@@ -16,6 +16,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import JSONResponse
 
+from router.gateway.errors import speaks_anthropic
 from router.service.bodies import BodyKind
 
 Schema = dict[str, Any]
@@ -231,7 +232,7 @@ def _relayed_operation(path: str, kind: BodyKind, keys: Keys) -> Schema:
             **_relayed_errors(keys),
         },
     }
-    named = [_ANTHROPIC_KEY] if path.startswith("/v1/messages") else []
+    named = [_ANTHROPIC_KEY] if speaks_anthropic(path) else []
     _require(operation, [_CLIENT_KEY, *named] if keys.clients else [])
     return operation
 

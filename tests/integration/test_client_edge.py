@@ -361,6 +361,7 @@ async def test_connections_over_the_limit(tmp_path: Path) -> None:
         answer = await exchange(system.url, request())
         assert told(answer)[0] == 503
         assert b"retry-after: 1" in answer
+        assert b'{"type":"error"' in await exchange(system.url, request(path="/v1/messages"))
         assert system.engine("b0").calls == []
         for path in ("/health", "/ready", "/metrics", "/admin/v1/state"):
             raw = request(b"", path=path, method="GET")
@@ -433,6 +434,31 @@ async def flood(client: RawCall) -> None:
     """Send more than anybody reads."""
     for _ in range(200):
         await client.send(b"x" * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/v1/messages", b"", 405),
+        ("POST", "/v1/messages", b"{", 400),
+        ("POST", "/v1/messages", b'{"model":"no","messages":[]}', 404),
+        ("POST", "/v1/messages", b"x" * 10_001, 413),
+        ("POST", "/v1/messages/nothing", b"", 404),
+        ("POST", "/v1/messages/count_tokens", b"[]", 400),
+        ("GET", "/v1/messages/count_tokens", b"", 405),
+    ],
+)
+async def test_errors_have_the_shape_of_their_api(
+    tmp_path: Path, method: str, path: str, body: bytes, status: int
+) -> None:
+    """Anthropic's paths tell every error as Anthropic's clients read it, others as OpenAI's do."""
+    async with scripted_system(tmp_path, names="b0", server={"max_body_bytes": 10_000}) as system:
+        for where, anthropic in ((path, True), (path.replace("messages", "nothing"), False)):
+            answer = await system.client.request(method, where, content=body)
+            document = answer.json()
+            assert (document.get("type") == "error") == anthropic
+            assert {"message", "type", "param", "code"} <= document["error"].keys()
+            assert answer.status_code == status or not anthropic
 
 
 # -- one request after the other
