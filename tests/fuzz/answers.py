@@ -104,6 +104,27 @@ def make_answer_input(rng: Random) -> AnswerInput:
     )
 
 
+def make_cut_input(number: int) -> AnswerInput:
+    """Return a sound request whose answer, a stream or whole, ends at a byte of its `number`.
+
+    Consecutive numbers try every byte of both, by FIN and by RST.
+    """
+    streams, reset = number % 2 == 0, number % 4 > 1
+    data = _head(200, ["content-type: text/event-stream"], None) + b"".join(
+        b"%x\r\n%s\r\n" % (len(event), event) for event in (*_EVENTS[:2], DONE)
+    )
+    if not streams:
+        data = _head(200, ["content-type: application/json"], json.dumps(_COMPLETED).encode())
+    at = (number // 4) % len(data)
+    body = {"model": MODEL, "stream": streams, "prompt": list(range(1, 150))}
+    return AnswerInput(
+        "/v1/completions",
+        json.dumps(body).encode(),
+        prefill=_sound(),
+        decode=[Send(data[:at]), Reset() if reset else Close()],
+    )
+
+
 def make_count(rng: Random, length: int) -> Script:
     """Return the answer to a question for a prompt's tokens, spoilt now and then."""
     tokens = list(range(1, 2 + length // 4))

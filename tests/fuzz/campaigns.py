@@ -29,17 +29,18 @@ from tests.fakes.live_engines import LiveEngine, completed, prefilled
 from tests.fakes.raw_clients import calling
 from tests.fakes.scripted_engine import Recorded, Script
 from tests.fakes.systems import MODEL, System, scripted_system
-from tests.fuzz.answers import make_answer_input, make_count
+from tests.fuzz.answers import AnswerInput, make_answer_input, make_count, make_cut_input
 from tests.fuzz.requests import COUNTED_HERE, WireInput, make_body_input, make_wire_input
 
-Kind = Literal["wire", "body", "answer"]
-KINDS: Sequence[Kind] = ("wire", "body", "answer")
+Kind = Literal["wire", "body", "answer", "cut"]
+KINDS: Sequence[Kind] = ("wire", "body", "answer", "cut")
 
 DEADLINE: Seconds = 30.0
 """No input may take longer. Each time-out of the gateway under test is half a second."""
 
 _AT_ONCE = 24
 _OURS = re.compile(rb"HTTP/1\.1 (500|501|505)")
+_LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n"
 _ALLOWED = frozenset({502, 503, 504})
 _SETTINGS: Mapping[str, Any] = {
     "models": [
@@ -54,8 +55,8 @@ _SETTINGS: Mapping[str, Any] = {
     "server": {
         "max_body_bytes": 2_000_000,
         "timeouts": {
-            "head_seconds": 0.4,
-            "body_seconds": 0.4,
+            "head_seconds": 0.6,
+            "body_seconds": 0.6,
             "idle_seconds": 0.4,
             "stall_seconds": 2,
         },
@@ -144,7 +145,14 @@ class Campaign:
                         said = await self._send(make_body_input(rng))
                         self._judge_answer(kind, number, said)
                     case "answer":
-                        self._judge_answer(kind, number, await self._ask(number, rng))
+                        said = await self._ask(f"a{number}", make_answer_input(rng))
+                        self._judge_answer(kind, number, said)
+                        self._judge_word(kind, number, said)
+                    case "cut":
+                        said = await self._ask(f"c{number}", make_cut_input(number))
+                        self._judge_answer(kind, number, said)
+                        self._judge_word(kind, number, said)
+                        self._judge_end(kind, number, said)
         except TimeoutError:
             self._find(kind, number, f"no end within {DEADLINE:g} s")
         if self.logged:
@@ -166,17 +174,18 @@ class Campaign:
             except ConnectionError:
                 return b""  # it may cut what goes on and on
 
-    async def _ask(self, number: int, rng: Random) -> bytes:
-        thrown = make_answer_input(rng)
-        stem = f"a{number}"
+    async def _ask(self, stem: str, thrown: AnswerInput) -> bytes:
+        """Ask, and return what comes; nothing where the gateway resets a whole request."""
         self.scripts[stem] = (thrown.prefill, thrown.decode)
+        otherwise = _LATE  # a busy machine may keep a request longer than the gateway waits
         try:
             async with calling(self.system.url) as client:
                 headers = {"x-request-id": stem, "connection": "close"}
                 await client.ask(thrown.path, thrown.body, headers)
+                otherwise = b""
                 return await client.read_rest(DEADLINE)
         except ConnectionError:
-            return b""
+            return otherwise
         finally:
             del self.scripts[stem]
 
@@ -196,6 +205,16 @@ class Campaign:
             self.answers[status] += 1
             if status >= 500 and status not in _ALLOWED:
                 self._find(kind, number, f"answered {status}: {said[:600]!r}")
+
+    def _judge_word(self, kind: Kind, number: int, said: bytes) -> None:
+        """A whole request is told something, whatever becomes of it."""
+        if not said:
+            self._find(kind, number, "closed without a word")
+
+    def _judge_end(self, kind: Kind, number: int, said: bytes) -> None:
+        """What was cut short is told: no answer looks whole that is not (CASES R03)."""
+        if said != _LATE and b'"error"' not in said and b"data: [DONE]\n" not in said:
+            self._find(kind, number, f"a cut answer that says nothing of it: {said[-300:]!r}")
 
     def _find(self, kind: str, number: int, what: str) -> None:
         self.findings.append(Finding(self.seed, kind, number, what))
