@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from kvmeta.types import SourceReport, SourceState
+from router.adapters.model_gauges import ModelGauges
 from router.control.links import (
     fresh_telemetry,
     is_up,
@@ -19,6 +20,7 @@ from router.domain.topology import ClusterKind
 from router.ports import Clock
 from router.service.admission import Admission
 from router.service.fleet import Fleet
+from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog
 from router.service.operator import Operator
@@ -36,6 +38,7 @@ class LiveState:
     clock: Clock
     admission: Admission
     tenants: TenantBook
+    lengths: OperatingLengths
 
 
 class LiveGauges:
@@ -43,6 +46,7 @@ class LiveGauges:
 
     def __init__(self, live: LiveState, store_is_up: Callable[[], bool]) -> None:
         self._live = live
+        self._model = ModelGauges(live.operator, live.catalog, live.lengths)
         self._store_is_up = store_is_up
 
     def collect(self) -> Iterator[Metric]:
@@ -50,6 +54,7 @@ class LiveGauges:
         yield from self._links()
         yield from self._instances()
         yield from self._thresholds()
+        yield from self._model.collect()
         yield from self._queue()
         up = float(self._store_is_up())
         yield GaugeMetricFamily("prfaas_store_up", "Whether the store answers", value=up)

@@ -232,6 +232,7 @@ def build_gateway(
             core.clock,
             core.admission,
             core.tenants,
+            core.lengths,
         )
     )
     budget = BodyBudget(core.settings.server.max_buffered_bytes)

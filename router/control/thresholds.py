@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from router.domain.units import Seconds, Tokens
+from router.throughput.demands import DemandTable
 from router.throughput.planner import solve_whole_threshold, tabulate
-from router.throughput.stages import Deployment, RequestsPerSecond, evaluate
-from router.throughput.workloads import Workload
+from router.throughput.stages import Deployment, OperatingPoint, RequestsPerSecond, evaluate
+from router.throughput.workloads import Split, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,20 @@ class Today:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """The threshold that sustains most today; Lambda_max with it, and with everything at home."""
+    """The threshold that sustains most today; Lambda_max with it, and with everything at home.
+
+    `today` and `table` are what it was solved for, so that other thresholds can be looked at.
+    """
 
     tokens: Tokens
     rate: RequestsPerSecond
     local_rate: RequestsPerSecond
+    today: Today
+    table: DemandTable
+
+    def at(self, threshold: Tokens) -> OperatingPoint:
+        """Return what the pools of the solve sustain with another threshold."""
+        return evaluate(self.today.deployment, self.table.at(Split(float(threshold))))
 
     @property
     def gain(self) -> float | None:
@@ -72,7 +82,8 @@ def solve_today(today: Today, rules: StepRules) -> Solved:
     table = tabulate(today.deployment, today.workload)
     solution = solve_whole_threshold(today.deployment, table, bounds=(rules.low, rules.high))
     local = evaluate(today.deployment, table.at_share(1.0))
-    return Solved(round(solution.split.threshold), solution.rate, local.rate)
+    tokens = round(solution.split.threshold)
+    return Solved(tokens, solution.rate, local.rate, today, table)
 
 
 def step_threshold(

@@ -43,6 +43,7 @@ class ModelLengths:
         self.offloaded: float | None = None
         self.computed: float | None = None
         self._counts = [0.0] * (len(_BOUNDS) - 1)
+        self._offloads = 0.0
         # Instead of shrinking every count at each request, what is added grows.
         self._unit = 1.0
         self._seen = 0
@@ -55,16 +56,23 @@ class ModelLengths:
             self.offloaded = _mix(self.offloaded, uncached)
         place = int(_BINS_PER_OCTAVE * math.log2(1 + max(0, uncached)))
         self._counts[min(place, len(self._counts) - 1)] += self._unit
+        self._offloads += self._unit * offloaded
         self._seen += 1
         self._unit /= 1 - _SHARE_WEIGHT
         if self._unit > _RESCALE_AT:
             self._counts = [count / self._unit for count in self._counts]
+            self._offloads /= self._unit
             self._unit = 1.0
 
     @property
     def seen(self) -> int:
         """How many prompts were seen."""
         return self._seen
+
+    @property
+    def offload_share(self) -> float | None:
+        """The share of prompts that were offloaded of late, None before the first."""
+        return self._offloads / sum(self._counts) if self._seen else None
 
     def workload(self) -> Histogram | None:
         """Return the uncached lengths of late, None where too few were seen."""

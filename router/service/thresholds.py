@@ -35,6 +35,10 @@ class SolvedThresholds:
         """Return what was solved for a model's prompts in a PD cluster."""
         return self._in_force.get((model, pd))
 
+    def items(self) -> Iterable[tuple[str, str, InForce]]:
+        """Return everything that is solved: model, PD cluster, solution."""
+        return [(model, pd, each) for (model, pd), each in self._in_force.items()]
+
     def put(self, model: str, pd: str, in_force: InForce) -> None:
         """Remember what was solved."""
         self._in_force[model, pd] = in_force

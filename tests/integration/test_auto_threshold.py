@@ -44,6 +44,14 @@ async def test_auto_solves_from_what_it_saw_and_follows_the_link(tmp_path: Path)
         metrics = await system.metrics()
         assert metrics.total("threshold_solved_tokens") == tokens
         assert metrics.total("threshold_at_bound") == 0
+        stages = [
+            metrics.total("stage_capacity_requests_per_second", stage=stage)
+            for stage in ("prfaas", "pd_p", "pd_d")
+        ]
+        assert all(rate > 0 for rate in stages)
+        assert abs(metrics.total("balance_residual_ratio", equation="7")) < 0.1
+        assert 0.2 < metrics.total("offload_share_ratio", kind="planned") < 0.4
+        assert 0 < metrics.total("offload_share_ratio", kind="measured") <= 1
 
         # Phi_kv is 0.08 Gbit/s, so a link of 0.01 carries an eighth of what an instance makes.
         telemetry = {"egress_gbps": 0.0, "available_gbps": 0.01}

@@ -30,6 +30,12 @@ def test_shares_and_means_are_those_of_what_was_seen() -> None:
     assert view.long_tokens == pytest.approx(8000, rel=0.05)
 
 
+def test_the_share_of_offloads_is_that_of_late() -> None:
+    """A quarter was offloaded; before the first prompt nobody knows."""
+    assert ModelLengths().offload_share is None
+    assert seen(100, 8000, 100, 100, times=500).offload_share == pytest.approx(0.25, abs=0.001)
+
+
 def test_what_was_long_ago_is_forgotten() -> None:
     """After five thousand short prompts the long ones before them are under one percent."""
     memory = seen(8000, times=1000)

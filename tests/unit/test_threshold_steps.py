@@ -14,14 +14,19 @@ from router.control.thresholds import (
     solve_today,
     step_threshold,
 )
+from router.throughput.planner import tabulate
 from router.throughput.stages import Deployment
 from tests.fakes.model_cases import CASE_WORKLOAD, case_study
 
 RULES = StepRules(low=512, high=131_072, dwell=5.0, relax_by=0.25, worth=0.03)
 
 
+TODAY = Today(case_study(), CASE_WORKLOAD)
+TABLE = tabulate(TODAY.deployment, TODAY.workload)
+
+
 def solved(tokens: int) -> Solved:
-    return Solved(tokens, 3.0, 1.0)
+    return Solved(tokens, 3.0, 1.0, TODAY, TABLE)
 
 
 def test_the_case_study_is_solved_as_planned() -> None:
@@ -60,6 +65,16 @@ def test_nobody_alive_is_no_division_by_zero() -> None:
     today = solve_today(Today(dead, CASE_WORKLOAD), RULES)
     assert today.rate == 0
     assert today.gain is None
+
+
+def test_other_thresholds_can_be_looked_at() -> None:
+    """What a manual t sustains is told by the same pools and lengths."""
+    today = solve_today(TODAY, RULES)
+    assert today.at(today.tokens).rate == pytest.approx(today.rate)
+    assert today.at(40_000).rate < today.rate
+    residual = today.at(40_000).threshold_residual
+    assert residual is not None
+    assert residual > 0.2
 
 
 def test_the_first_solution_holds_at_once() -> None:
