@@ -34,7 +34,7 @@ from router.compose.models import (
     layouts_by_instance,
 )
 from router.compose.pools import build_pools
-from router.compose.stores import Store, build_limits, build_state, open_store
+from router.compose.stores import Store, build_limits, build_report_board, build_state, open_store
 from router.compose.tokenizers import Tokenizers, load_tokenizers
 from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
@@ -76,6 +76,7 @@ from router.service.observations import ObservedCourse
 from router.service.operator import Operator, ThresholdRules
 from router.service.order_book import OrderBook
 from router.service.orders import Orders
+from router.service.peers import Peers
 from router.service.plans import RequestLedger, RequestPlanner
 from router.service.pools import PoolBook
 from router.service.probing import Prober
@@ -139,6 +140,7 @@ class Gateway:
     ingest: Ingest
     membership: Membership
     orders: OrderBook
+    peers: Peers | None
 
     def start_draining(self) -> None:
         """Answer 503 on `/ready` from now on; requests are still served."""
@@ -188,6 +190,9 @@ class Gateway:
             ]
             if self.core.store.common is not None:
                 runs.append(self.orders.run)
+            if self.peers is not None:
+                stack.push_async_callback(self.peers.leave)
+                runs.append(self.peers.run)
             background = [tasks.create_task(run()) for run in runs]
             try:
                 yield
@@ -223,6 +228,8 @@ def build_gateway(
     ingest = _build_ingest(core)
     membership = Membership(core.fleet, _follow_instances(core, ingest))
     orders = _build_orders(core, membership)
+    board = build_report_board(core.store)
+    peers = None if board is None else Peers(core.fleet, core.links, board, core.clock)
     core.metrics.watch(
         LiveState(
             core.fleet,
@@ -238,7 +245,7 @@ def build_gateway(
     budget = BodyBudget(core.settings.server.max_buffered_bytes)
     application, admin = _build_applications(core, routing, membership, orders, budget)
     limits = client_limits(core.settings)
-    return Gateway(application, admin, limits, budget, core, ingest, membership, orders)
+    return Gateway(application, admin, limits, budget, core, ingest, membership, orders, peers)
 
 
 def _follow_instances(core: Core, ingest: Ingest) -> Followed:

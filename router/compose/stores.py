@@ -24,10 +24,12 @@ from router.adapters.store.connection import SharedStore
 from router.adapters.store.holds import Holds
 from router.adapters.store.keys import LEASE_PREFIX, StoreKeys
 from router.adapters.store.limits import RedisLimits
+from router.adapters.store.loads import RedisLoads
 from router.adapters.store.state import RedisState
 from router.compose.models import CompositionError
 from router.ports import StateStore
 from router.service.limits import LimitLedger, MemoryLimits
+from router.service.peers import ReportBoard
 from router.settings import Settings
 
 _SECRET_BYTES = 32
@@ -130,6 +132,12 @@ def build_state(store: Store) -> StateStore:
     """Return where orders are kept."""
     common = store.common
     return MemoryState() if common is None else RedisState(common.store, common.keys)
+
+
+def build_report_board(store: Store) -> ReportBoard | None:
+    """Return where gateways tell each other of their load; None where there is one alone."""
+    common = store.common
+    return None if common is None else RedisLoads(common.store, common.keys, common.owner)
 
 
 def open_shared_store(settings: Settings, clock: SystemClock) -> Store:

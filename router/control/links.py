@@ -55,7 +55,10 @@ class RegimeBounds:
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """Everything known of one link. `regime` is the last one that the utilisation chose."""
+    """Everything known of one link. `regime` is the last one that the utilisation chose.
+
+    `peers_booked` is what other gateways told that they have booked.
+    """
 
     link: Link
     health: LinkHealth = LinkHealth.AUTO
@@ -64,6 +67,7 @@ class LinkState:
     telemetry: Telemetry | None = None
     booked: Bytes = NO_BYTES
     regime: Regime = Regime.SCARCE
+    peers_booked: Bytes = NO_BYTES
 
     @property
     def nominal(self) -> BytesPerSecond:
@@ -135,7 +139,12 @@ def free_budget(state: LinkState, now: Seconds, budget: Seconds) -> Bytes:
 
 
 def _budget_left(state: LinkState, usable: BytesPerSecond, budget: Seconds) -> Bytes:
-    return Bytes(max(0, int(usable * budget) - state.booked))
+    return Bytes(max(0, int(usable * budget) - all_booked(state)))
+
+
+def all_booked(state: LinkState) -> Bytes:
+    """Return what all gateways together have booked, as far as this one knows."""
+    return Bytes(state.booked + state.peers_booked)
 
 
 def observe(state: LinkState, now: Seconds, bounds: RegimeBounds) -> LinkState:
@@ -171,6 +180,7 @@ def _with(
         state.telemetry if telemetry is None else telemetry,
         state.booked if booked is None else Bytes(booked),
         state.regime,
+        state.peers_booked,
     )
 
 
@@ -187,6 +197,6 @@ def view_link(state: LinkState, now: Seconds, budget: Seconds) -> LinkView:
         telemetry_age=None if report is None else now - report.observed_at,
         telemetry_max_age=state.link.telemetry_max_age,
         capacity=state.nominal,
-        booked=state.booked,
+        booked=all_booked(state),
         rate=usable,
     )

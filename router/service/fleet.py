@@ -6,9 +6,10 @@ The pure steps are in `router.control.health`; this module holds their state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from msgspec import Struct
 
@@ -61,13 +62,33 @@ class PrefillLeg:
     expected: Seconds
 
 
+class PeerLoad(Struct, frozen=True):
+    """What other gateways have sent to an instance, as they told at `at` (monotonic).
+
+    `promised` counts their legs there and those that will decode there, `inflight` those that run,
+    `peak` the most that ran since they told before. `ahead` is the prefill time that they expect to
+    be queued, `sent` when their prefills in flight were sent, each by our clock.
+    """
+
+    at: Seconds = 0.0
+    promised: int = 0
+    inflight: int = 0
+    peak: int = 0
+    ahead: Seconds = 0.0
+    sent: tuple[Seconds, ...] = ()
+
+
+_NO_PEERS: Final = PeerLoad()
+
+
 @dataclass(slots=True)
 class Member:
     """One instance and everything that changes about it.
 
     `answered_at` is when it last answered a probe, whatever its answer. `decodes_due` counts the
     prefills elsewhere that will be decoded here. `peak` is the most legs of ours that ran there
-    since the last reading, `others` what that reading told beyond them.
+    since the last reading, `unexplained` what that reading told beyond them; `peers_before` and
+    `peers_since` are the most of other gateways' about that reading.
     """
 
     instance: Instance
@@ -82,7 +103,20 @@ class Member:
     busy_until: Seconds = 0.0
     transitions: int = 0
     peak: int = 0
-    others: int = 0
+    unexplained: int = 0
+    peers: PeerLoad = _NO_PEERS
+    peers_before: int = 0
+    peers_since: int = 0
+
+    @property
+    def others(self) -> int:
+        """What the last reading told beyond all gateways' legs.
+
+        What peers sent just before it, they may tell of just after.
+        """
+        if not self.unexplained:
+            return 0
+        return max(0, self.unexplained - max(self.peers_before, self.peers_since))
 
     @property
     def inflight(self) -> int:
@@ -251,8 +285,9 @@ class Fleet:
             member.transitions += 1
         if reading is not None:
             member.reading = reading
-            member.others = max(0, reading.running + reading.waiting - member.peak)
+            member.unexplained = max(0, reading.running + reading.waiting - member.peak)
             member.peak = member.inflight
+            member.peers_before, member.peers_since = member.peers_since, member.peers.inflight
         self._changed()
 
     def record_success(self, name: str) -> None:
@@ -312,20 +347,28 @@ class Fleet:
         reading = self.fresh_reading(member)
         if reading is None:
             return None
-        return reading.waiting + sum(leg.sent_at > reading.at for leg in member.prefills)
+        sent = [*(leg.sent_at for leg in member.prefills), *member.peers.sent]
+        return reading.waiting + sum(sent_at > reading.at for sent_at in sent)
 
     def others_running(self, member: Member) -> int:
-        """Return how many requests that are not ours run or wait there; 0 when nobody knows.
+        """Return how many requests of no gateway run or wait there; 0 when nobody knows.
 
         Legs that ended just before the scrape may still be in it: the most that we had since the
         one before is taken as ours, so that a slot of ours is never taken for somebody else's.
         """
-        return member.others if member.others and self.fresh_reading(member) is not None else 0
+        others = member.others
+        return others if others and self.fresh_reading(member) is not None else 0
+
+    def hear_of_peers(self, loads: Mapping[str, PeerLoad]) -> None:
+        """Count what other gateways sent; where they name no load there is none of theirs."""
+        for name, member in self._members.items():
+            member.peers = loads.get(name, _NO_PEERS)
+            member.peers_since = max(member.peers_since, member.peers.peak)
 
     def load(self, member: Member, now: Seconds, mean_prefill: Seconds) -> Load:
         """Return how a member stands `now`, in one look: every decision asks about everybody.
 
-        Ahead is the prefill time queued there: ours as expected, others' at the mean.
+        Ahead is the prefill time queued there: the gateways' as expected, others' at the mean.
         """
         rules, reading = self.rules, member.reading
         if reading is not None and now - reading.at > rules.signal_max_age:
@@ -334,6 +377,9 @@ class Fleet:
         ahead = others * mean_prefill
         if member.prefills and member.busy_until > now:
             ahead += member.busy_until - now
+        peers = member.peers
+        if peers.ahead > 0:
+            ahead += max(0.0, peers.ahead - (now - peers.at))
         return Load(
             ready=member.state is InstanceState.ACTIVE
             and member.health.alive is True
@@ -341,8 +387,10 @@ class Fleet:
             ahead=ahead,
             queue_depth=None
             if reading is None
-            else reading.waiting + sum([leg.sent_at > reading.at for leg in member.prefills]),
-            inflight=member.promised + others,
+            else reading.waiting
+            + sum([leg.sent_at > reading.at for leg in member.prefills])
+            + sum([sent_at > reading.at for sent_at in peers.sent]),
+            inflight=member.promised + others + peers.promised,
         )
 
     def set_state(self, name: str, state: InstanceState) -> Member:

@@ -20,7 +20,7 @@ from router.control.links import (
 from router.domain.decision import LinkView
 from router.domain.errors import NotFound
 from router.domain.topology import Link
-from router.domain.units import Bytes, BytesPerSecond, Seconds
+from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds
 from router.ports import Clock
 from router.service.orders import LinkOrder
 
@@ -45,6 +45,7 @@ class LinkBoard:
         self._bounds = bounds
         self._budget = budget
         self._configured_mode = mode
+        self._reported: dict[str, Telemetry] = {}
 
     @property
     def states(self) -> Iterable[LinkState]:
@@ -71,8 +72,31 @@ class LinkBoard:
         state = self._change(name, lambda state: observe(state, now, self._bounds))
         return view_link(state, now, self._budget)
 
+    @property
+    def reported(self) -> Mapping[str, Telemetry]:
+        """The latest telemetry that was reported here, and not to another gateway, by link."""
+        return self._reported
+
     def report(self, name: str, telemetry: Telemetry) -> LinkState:
         """Take one telemetry report; an older one than the last is ignored. Raises NotFound."""
+        state = self._learn(name, telemetry)
+        if state.telemetry is telemetry:
+            self._reported[name] = telemetry
+        return state
+
+    def hear_of_peers(
+        self, booked: Mapping[str, Bytes], telemetry: Iterable[tuple[str, Telemetry]]
+    ) -> None:
+        """Count what other gateways have booked, and believe what was reported to them."""
+        for name, state in self._states.items():
+            told = booked.get(name, NO_BYTES)
+            if told != state.peers_booked:
+                self._states[name] = replace(state, peers_booked=told)
+        for name, told_of in telemetry:
+            if name in self._states:
+                self._learn(name, told_of)
+
+    def _learn(self, name: str, telemetry: Telemetry) -> LinkState:
         last = self.state(name).telemetry
         if last is not None and telemetry.observed_at < last.observed_at:
             return self.state(name)

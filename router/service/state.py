@@ -114,6 +114,7 @@ class StateReport:
             "ready": self._fleet.is_ready(member),
             "breaker_open": self._fleet.breaker_is_open(member),
             "inflight": member.inflight,
+            "peers_inflight": member.peers.inflight,
             "prefills_inflight": len(member.prefills),
             "decodes_inflight": member.decodes,
             "decode_slots_held": self._admission.held(instance.name),
@@ -149,6 +150,7 @@ class StateReport:
             "regime": view.regime,
             "bandwidth_mode": state.mode,
             "inflight_bytes": state.booked,
+            "peers_inflight_bytes": state.peers_booked,
             "free_bytes": view.free,
             "telemetry": None
             if report is None

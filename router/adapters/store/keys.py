@@ -41,5 +41,12 @@ class StoreKeys:
         """List: the latest records of what was changed, newest first."""
         return self._of("{control}:audit")
 
+    # -- what gateways tell each other, together on one shard
+
+    @property
+    def loads(self) -> str:
+        """Hash: process -> until when its report counts, and the report."""
+        return self._of("{fleet}:loads")
+
     def _of(self, rest: str) -> str:
         return f"{self.namespace}:{rest}"

@@ -1,0 +1,202 @@
+"""What gateways of one deployment tell each other four times a second: how busy they make it.
+
+Each tells its legs at every instance, the prefill time that it expects to be queued there, the
+bytes that it has booked on every link, and the telemetry that was reported to it. The others count
+that in: the choice of instances, the queue limit and the link budget are then about everybody's
+dispatches, a quarter of a second old, and not about one's own alone. Reports age out with their
+lease, so a process that was killed is forgotten; without a store nobody is heard of and each goes
+by its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from router.control.links import Telemetry
+from router.domain.errors import StoreAway
+from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds
+from router.ports import Clock
+from router.service.fleet import Fleet, Member, PeerLoad
+from router.service.links import LinkBoard
+
+_LOG = logging.getLogger(__name__)
+
+TELL_SECONDS: Final[Seconds] = 0.25
+"""A quarter of the probes' interval: what peers sent is known well before engines tell of it."""
+
+FORGET_SECONDS: Final[Seconds] = 3.0
+"""After so long without an answer of the store nothing is known of the others."""
+
+_MOST_SENT: Final = 64
+"""Prefills whose age is told for each instance: well over any queue limit."""
+
+
+class ReportBoard(Protocol):
+    """Where processes leave reports for each other; each call is one round trip."""
+
+    async def exchange(self, report: bytes) -> Sequence[bytes]:
+        """Leave a report in place of one's last, and return the others' that still count.
+
+        An empty one takes back the last. Raises StoreAway.
+        """
+        ...
+
+
+class ToldLoad(Struct, frozen=True, array_like=True):
+    """One process's load at one instance. `ages` are those of its prefills in flight."""
+
+    promised: int
+    inflight: int
+    peak: int
+    ahead: Seconds
+    ages: tuple[Seconds, ...] = ()
+
+
+class ToldTelemetry(Struct, frozen=True, array_like=True):
+    """One link's telemetry, by its age, since clocks differ."""
+
+    age: Seconds
+    egress: float
+    available: float | None
+    loss_ratio: float
+    retransmit_ratio: float
+    rtt: Seconds | None
+
+
+class Report(Struct, frozen=True):
+    """What one process tells; of what it does not use it tells nothing."""
+
+    instances: dict[str, ToldLoad]
+    links: dict[str, int]
+    telemetry: dict[str, ToldTelemetry]
+
+
+_DECODER: Final = msgspec.json.Decoder(Report)
+
+
+class Peers:
+    """Tells of this process and hears of the others. Single-threaded: owned by one event loop."""
+
+    def __init__(self, fleet: Fleet, links: LinkBoard, board: ReportBoard, clock: Clock) -> None:
+        self._fleet = fleet
+        self._links = links
+        self._board = board
+        self._clock = clock
+        self._heard_at = clock.monotonic()
+
+    async def run(self) -> None:
+        """Tell and hear until cancelled."""
+        while True:
+            await self.exchange()
+            await asyncio.sleep(TELL_SECONDS)
+
+    async def exchange(self) -> None:
+        """Tell and hear once; after a while without an answer, forget the others."""
+        now = self._clock.monotonic()
+        try:
+            reports = await self._board.exchange(self.report())
+        except StoreAway:
+            if now - self._heard_at > FORGET_SECONDS:
+                self.hear([])
+            return
+        self._heard_at = now
+        self.hear(reports)
+
+    async def leave(self) -> None:
+        """Take back what was told; where the store does not answer it ages out."""
+        try:
+            await self._board.exchange(b"")
+        except StoreAway:
+            return
+
+    def report(self) -> bytes:
+        """Return what there is to tell."""
+        now = self._clock.monotonic()
+        return msgspec.json.encode(
+            Report(
+                instances={
+                    member.instance.name: _tell(member, now)
+                    for member in self._fleet.members
+                    if member.promised or member.peak
+                },
+                links={
+                    state.link.name: int(state.booked)
+                    for state in self._links.states
+                    if state.booked
+                },
+                telemetry={
+                    name: _tell_telemetry(telemetry, now)
+                    for name, telemetry in self._links.reported.items()
+                },
+            )
+        )
+
+    def hear(self, reports: Iterable[bytes]) -> None:
+        """Count what the others told, and only that; what is no report is left out."""
+        now = self._clock.monotonic()
+        loads: dict[str, list[ToldLoad]] = defaultdict(list)
+        booked: dict[str, Bytes] = defaultdict(lambda: NO_BYTES)
+        telemetry: list[tuple[str, Telemetry]] = []
+        for text in reports:
+            try:
+                report = _DECODER.decode(text)
+            except msgspec.DecodeError:
+                _LOG.warning("a gateway's report cannot be read: is it of another version?")
+                continue
+            for name, load in report.instances.items():
+                loads[name].append(load)
+            for name, size in report.links.items():
+                booked[name] = Bytes(booked[name] + size)
+            telemetry += [(name, _hear_telemetry(t, now)) for name, t in report.telemetry.items()]
+        self._fleet.hear_of_peers({name: _sum(each, now) for name, each in loads.items()})
+        self._links.hear_of_peers(booked, telemetry)
+
+
+def _tell(member: Member, now: Seconds) -> ToldLoad:
+    return ToldLoad(
+        promised=member.promised,
+        inflight=member.inflight,
+        peak=max(member.peak, member.inflight),
+        ahead=max(0.0, member.busy_until - now) if member.prefills else 0.0,
+        ages=tuple(now - leg.sent_at for leg in member.prefills[-_MOST_SENT:]),
+    )
+
+
+def _sum(loads: Sequence[ToldLoad], now: Seconds) -> PeerLoad:
+    return PeerLoad(
+        at=now,
+        promised=sum(load.promised for load in loads),
+        inflight=sum(load.inflight for load in loads),
+        peak=sum(load.peak for load in loads),
+        ahead=sum(load.ahead for load in loads),
+        sent=tuple(now - age for load in loads for age in load.ages),
+    )
+
+
+def _tell_telemetry(telemetry: Telemetry, now: Seconds) -> ToldTelemetry:
+    return ToldTelemetry(
+        age=now - telemetry.observed_at,
+        egress=telemetry.egress,
+        available=telemetry.available,
+        loss_ratio=telemetry.loss_ratio,
+        retransmit_ratio=telemetry.retransmit_ratio,
+        rtt=telemetry.rtt,
+    )
+
+
+def _hear_telemetry(told: ToldTelemetry, now: Seconds) -> Telemetry:
+    return Telemetry(
+        egress=BytesPerSecond(told.egress),
+        observed_at=now - told.age,
+        available=None if told.available is None else BytesPerSecond(told.available),
+        loss_ratio=told.loss_ratio,
+        retransmit_ratio=told.retransmit_ratio,
+        rtt=told.rtt,
+    )

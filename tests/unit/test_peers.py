@@ -1,0 +1,196 @@
+"""What gateways tell each other, and how it counts in the fleet and on the links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from router.control.links import RegimeBounds, Telemetry
+from router.domain.errors import StoreAway
+from router.domain.topology import Cluster, ClusterKind, Instance, Link, Role
+from router.domain.units import Bytes, from_gbps
+from router.service.fleet import EngineReading, Fleet
+from router.service.links import LinkBoard
+from router.service.peers import FORGET_SECONDS, Peers
+from tests.fakes.clocks import FakeClock
+
+
+class Board:
+    """A `ReportBoard` in memory, shared by the processes of a test."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, bytes] = {}
+        self.away = False
+
+    def seat(self, name: str) -> Seat:
+        return Seat(self, name)
+
+
+class Seat:
+    """One process's way to the board."""
+
+    def __init__(self, board: Board, name: str) -> None:
+        self._board = board
+        self._name = name
+
+    async def exchange(self, report: bytes) -> Sequence[bytes]:
+        if self._board.away:
+            raise StoreAway("away")
+        self._board.reports[self._name] = report
+        if not report:
+            del self._board.reports[self._name]
+        return [each for name, each in self._board.reports.items() if name != self._name]
+
+
+class Process:
+    """One gateway's fleet and links, with clocks that differ from the others'."""
+
+    def __init__(self, board: Board, name: str, *, start: float) -> None:
+        self.clock = FakeClock(start)
+        clusters = [Cluster("east", ClusterKind.PD), Cluster("west", ClusterKind.PRFAAS)]
+        instances = [
+            Instance("p0", "east", "http://p0", Role.PREFILL),
+            Instance("d0", "east", "http://d0", Role.DECODE),
+        ]
+        self.fleet = Fleet(clusters, instances, clock=self.clock)
+        for instance in instances:
+            self.fleet.record_probe(instance.name, ok=True)
+        self.links = LinkBoard(
+            [Link("west-east", "west", "east", from_gbps(8))],
+            clock=self.clock,
+            bounds=RegimeBounds(),
+            budget=1.0,
+        )
+        self.peers = Peers(self.fleet, self.links, board.seat(name), self.clock)
+
+    def load(self, name: str) -> tuple[float, int | None, int]:
+        """Seconds ahead, queue depth and requests in flight, as a decision sees them."""
+        load = self.fleet.load(self.fleet.member(name), self.clock.monotonic(), 1.0)
+        return load.ahead, load.queue_depth, load.inflight
+
+    def scrape(self, name: str, *, waiting: int, running: int) -> None:
+        reading = EngineReading(at=self.clock.monotonic(), waiting=waiting, running=running)
+        self.fleet.record_probe(name, ok=True, reading=reading)
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board()
+
+
+@pytest.fixture
+def one(board: Board) -> Process:
+    return Process(board, "one", start=5.0)
+
+
+@pytest.fixture
+def two(board: Board) -> Process:
+    return Process(board, "two", start=900.0)
+
+
+async def test_what_others_sent_counts_in_every_choice(one: Process, two: Process) -> None:
+    """Their queue ahead, their prefills since the scrape and their legs, until they end."""
+    two.scrape("p0", waiting=0, running=0)
+    two.clock.advance(0.5)
+    with one.fleet.prefill_leg("p0", 4.0), one.fleet.decode_due("d0"):
+        await one.peers.exchange()
+        await two.peers.exchange()
+        assert two.load("p0") == (4.0, 1, 1)
+        assert two.load("d0")[2] == 1
+        two.clock.advance(1.5)
+        assert two.load("p0")[0] == pytest.approx(2.5)
+    await one.peers.exchange()
+    await two.peers.exchange()
+    assert (two.load("p0")[0], two.load("p0")[2], two.load("d0")[2]) == (0.0, 0, 0)
+
+
+async def test_own_requests_are_not_heard_of(one: Process) -> None:
+    """What one told oneself counts once."""
+    with one.fleet.decode_leg("d0"):
+        await one.peers.exchange()
+        await one.peers.exchange()
+        assert one.load("d0")[2] == 1
+
+
+@pytest.mark.parametrize("scraped_first", [False, True])
+async def test_what_a_scrape_saw_of_others_is_not_counted_twice(
+    one: Process, two: Process, *, scraped_first: bool
+) -> None:
+    """Whether the engine or the other gateway tells of its legs first; strangers' remain."""
+    with one.fleet.decode_leg("d0"), one.fleet.decode_leg("d0"):
+        if scraped_first:
+            two.scrape("d0", waiting=0, running=5)
+            assert two.fleet.others_running(two.fleet.member("d0")) == 5
+        await one.peers.exchange()
+        await two.peers.exchange()
+        if not scraped_first:
+            two.scrape("d0", waiting=0, running=5)
+        assert two.fleet.others_running(two.fleet.member("d0")) == 3
+        assert two.load("d0")[2] == 3 + 2
+
+
+async def test_bytes_are_booked_once_for_all(one: Process, two: Process) -> None:
+    """The budget that is left is what nobody has booked."""
+    whole = two.links.view("west-east").free
+    booking = one.links.book("west-east", Bytes(whole - 10))
+    two.links.book("west-east", Bytes(4))
+    await one.peers.exchange()
+    await two.peers.exchange()
+    assert two.links.view("west-east").free == 6
+    booking.release()
+    await one.peers.exchange()
+    await two.peers.exchange()
+    assert two.links.view("west-east").free == whole - 4
+
+
+async def test_telemetry_that_one_was_told_all_know_by_its_age(one: Process, two: Process) -> None:
+    """Clocks differ, ages do not; nobody makes an old report young by telling it again."""
+    telemetry = Telemetry(from_gbps(3), one.clock.monotonic() - 1.0, available=from_gbps(4))
+    one.links.report("west-east", telemetry)
+    for _ in range(5):
+        await one.peers.exchange()
+        await two.peers.exchange()
+        one.clock.advance(1.0)
+        two.clock.advance(1.0)
+    view = two.links.view("west-east")
+    assert view.utilization == pytest.approx(0.75)
+    assert view.telemetry_age == pytest.approx(6.0)
+    assert not two.links.reported
+    two.links.report("west-east", Telemetry(from_gbps(1), two.clock.monotonic()))
+    await one.peers.exchange()
+    await two.peers.exchange()
+    assert two.links.view("west-east").telemetry_age == 0.0
+
+
+async def test_who_leaves_and_who_is_not_heard_of_is_forgotten(
+    board: Board, one: Process, two: Process
+) -> None:
+    """At once, or a while after the store went away; what one does oneself stays."""
+    with one.fleet.decode_leg("d0"), two.fleet.decode_leg("d0"):
+        await one.peers.exchange()
+        await two.peers.exchange()
+        await one.peers.leave()
+        assert two.load("d0")[2] == 2
+        await two.peers.exchange()
+        assert two.load("d0")[2] == 1
+        await one.peers.exchange()
+        await two.peers.exchange()
+        board.away = True
+        await two.peers.exchange()
+        assert two.load("d0")[2] == 2
+        two.clock.advance(FORGET_SECONDS + 0.1)
+        await two.peers.exchange()
+        assert two.load("d0")[2] == 1
+        await two.peers.leave()
+
+
+async def test_what_is_no_report_is_left_out(board: Board, one: Process, two: Process) -> None:
+    """A report of another version costs what it tells, and nothing else."""
+    board.reports["strange"] = b'{"instances": 7}'
+    newer = b'{"instances":{"d0":[1,1,1,0.5,[],"new"],"x9":[1,1,1,0,[]]},"links":{"moon":5},'
+    board.reports["newer"] = newer + b'"telemetry":{},"mood":"fine"}'
+    with one.fleet.decode_leg("d0"):
+        await one.peers.exchange()
+        await two.peers.exchange()
+        assert two.load("d0")[2] == 2
