@@ -35,7 +35,7 @@ class SilenceWatch:
         self._clock = clock
         self._interval = interval
         self._rules = rules
-        self._lost: dict[str, Seconds] = {}
+        self._lost: dict[str, Seconds] = {}  # by address
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -44,27 +44,36 @@ class SilenceWatch:
             await asyncio.sleep(self._interval)
 
     def look(self) -> None:
-        """Look once at everybody."""
-        self._lost = {
-            member.instance.name: since
-            for member in self._fleet.members
-            if (since := self._look_at(member)) is not None
-        }
+        """Look once at everybody.
 
-    def _look_at(self, member: Member) -> Seconds | None:
+        Who was lost and has been removed since is not probed any more: nothing waits for it now.
+        """
+        before, self._lost = self._lost, {}
+        for member in self._fleet.members:
+            since = self._look_at(member, before.get(member.instance.url))
+            if since is not None:
+                self._lost[member.instance.url] = since
+        present = {member.instance.url for member in self._fleet.members}
+        for url in before.keys() - present:
+            self._cut(url, begun=True)
+
+    def _look_at(self, member: Member, since: Seconds | None) -> Seconds | None:
+        """Return since when an instance is lost, None for one that is not; cut what is due."""
         now, url = self._clock.monotonic(), member.instance.url
         answered = inf if member.answered_at is None else now - member.answered_at
         heard = self._lines.silence(url)
         since, cut = step_silence(
-            self._lost.get(member.instance.name),
+            since,
             down=self._fleet.is_down(member),
             silent=answered if heard is None else min(answered, heard),
             now=now,
             rules=self._rules,
         )
         if cut is not Cut.NOTHING:
-            count = self._lines.cut(url, begun=cut is Cut.ALL)
-            if count:
-                name = member.instance.name
-                _LOG.warning("gave up %d calls at %s, which is down and silent", count, name)
+            self._cut(url, begun=cut is Cut.ALL)
         return since
+
+    def _cut(self, url: str, *, begun: bool) -> None:
+        count = self._lines.cut(url, begun=begun)
+        if count:
+            _LOG.warning("gave up %d calls at %s, which is down and silent", count, url)

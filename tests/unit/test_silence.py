@@ -87,6 +87,21 @@ def test_a_silent_engine_is_cut_until_it_speaks_again() -> None:
     assert len(scene.lines.cuts) == before
 
 
+def test_a_lost_engine_that_is_removed_is_cut_for_good() -> None:
+    """Nobody probes it any more, so nothing could end what waits there; a living one is left."""
+    scene = _Scene()
+    scene.lines.silences[URL] = 60.0
+    scene.pass_time(6, ok=False, answered=False)
+    scene.lines.cuts.clear()
+    scene.fleet.remove("d0")
+    scene.pass_time(3)
+    assert scene.lines.cuts == [(URL, True)]
+    other = _Scene()
+    other.fleet.remove("d0")
+    other.pass_time(3)
+    assert other.lines.cuts == []
+
+
 def test_an_open_breaker_is_a_verdict_too() -> None:
     """Ten failed calls in seconds are sooner than probes; still only a silent engine is cut."""
     scene = _Scene()
