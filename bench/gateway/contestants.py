@@ -103,13 +103,14 @@ def command(contestant: Contestant, site: Site) -> list[str]:
         case Ours():
             path = site.directory / f"{contestant.mode}-{contestant.name}.yaml"
             path.write_text(yaml.safe_dump(describe(contestant.mode, site), sort_keys=False))
-            return [sys.executable, "-m", "router", "serve", "--config", str(path)]
+            serve = ["serve", "--config", str(path), "--log-level", "warning"]
+            return [sys.executable, "-m", "router", *serve]
         case VllmRouter(policy):
             return [
                 str(site.peer),
                 *("--host", "127.0.0.1", "--port", str(site.port)),
                 *("--prometheus-port", str(site.metrics_port)),
-                *("--policy", policy, "--log-level", "error"),
+                *("--policy", policy, "--log-level", "warning"),
                 *_name_workers(contestant.mode, site.engines),
             ]
 

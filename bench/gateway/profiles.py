@@ -106,6 +106,8 @@ def tell_profile(shares: list[Share]) -> list[str]:
     for each in shares:
         if each.share < 0.01:
             continue
-        named = ", ".join(f"`{name.strip('<>')}` {share:.0%}" for name, share in each.functions)
+        named = ", ".join(
+            f"`{name.strip('<>')}` {share:.0%}" for name, share in each.functions if share >= 0.01
+        )
         lines.append(f"| {each.room} | {each.share:.0%} | {named} |")
     return lines
