@@ -9,6 +9,7 @@ from typing import Final
 
 from router.domain.topology import ClusterKind, Role
 from router.settings.errors import KeyPath, format_path
+from router.settings.fleet_checks import check_addresses, note_idle_parts
 from router.settings.root import Settings
 from router.settings.secrets import digest_key
 from router.settings.serving import HfTokenizerSettings
@@ -27,6 +28,7 @@ def check_settings(settings: Settings) -> Iterator[Complaint]:
     yield from check_names(settings)
     yield from check_clusters(settings)
     yield from check_models_of_instances(settings)
+    yield from check_addresses(settings)
     yield from check_links(settings)
     yield from check_profiles(settings)
     yield from check_tokenizers(settings)
@@ -35,6 +37,7 @@ def check_settings(settings: Settings) -> Iterator[Complaint]:
     yield from check_connector(settings)
     yield from check_ports(settings)
     yield from check_bodies(settings)
+    yield from check_cors(settings)
     yield from check_pools(settings)
 
 
@@ -219,6 +222,14 @@ def check_bodies(settings: Settings) -> Iterator[Complaint]:
         yield path, f"must be at least server.max_body_bytes ({largest})"
 
 
+def check_cors(settings: Settings) -> Iterator[Complaint]:
+    """Cookies are for pages that are named: browsers refuse them for `*`."""
+    cors = settings.server.cors
+    if cors.allow_credentials and "*" in cors.allow_origins:
+        path = ("server", "cors", "allow_credentials")
+        yield path, "must be false where any origin (`*`) may call: name the origins"
+
+
 def check_pools(settings: Settings) -> Iterator[Complaint]:
     """A pool answers within the time of a decision, or each prompt would go local for it."""
     budget = settings.scheduler.decision_timeout_ms
@@ -236,6 +247,7 @@ def note_oddities(settings: Settings) -> Iterator[str]:
     for cluster in settings.clusters:
         if cluster.kind is ClusterKind.PRFAAS and cluster.name not in sources:
             yield f"no link leaves {cluster.name}: it will never be used"
+    yield from note_idle_parts(settings)
     yield from _note_what_does_not_run(settings.scheduler)
     if not settings.tenants and settings.server.host not in {"127.0.0.1", "::1", "localhost"}:
         yield f"no tenants: whoever reaches {settings.server.host}:{settings.server.port} is served"

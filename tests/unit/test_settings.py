@@ -79,6 +79,52 @@ def test_the_check_command_notes_what_is_probably_not_meant(
     ]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "note"),
+    [
+        (
+            "role: decode",
+            "role: prefill",
+            "no instance of east decodes: until one joins nothing is served there",
+        ),
+        (
+            "    profiles:\n      pd: ./pd.yaml\nclusters:",
+            "    profiles:\n      pd: ./pd.yaml\n  - {name: other, revision: '1'}\nclusters:",
+            None,
+        ),
+        (
+            'url: "http://10.0.1.1:8000", role: prefill',
+            'url: "http://10.0.1.1:8000", role: prefill, compatibility: v2',
+            "f0 fits no decode instance at the end of a link (revision or compatibility):"
+            " it will never be used",
+        ),
+    ],
+)
+def test_parts_that_idle_are_noted(tmp_path: Path, old: str, new: str, note: str | None) -> None:
+    """What loads but has nobody to work with is told; what has somebody is not."""
+    assert SOUND.count(old) == 1
+    settings = load_settings(write_configuration(tmp_path, SOUND.replace(old, new)), {})
+    assert list(note_oddities(settings)) == ([] if note is None else [note])
+
+
+def test_a_model_that_nobody_serves_is_noted(tmp_path: Path) -> None:
+    """A model is told that no instance is for."""
+    text = SOUND.replace("clusters:", "  - {name: other, revision: '1'}\nclusters:", 1)
+    text = text.replace("role: prefill", "role: prefill, model: m")
+    text = text.replace("role: decode", "role: decode, model: m")
+    settings = load_settings(write_configuration(tmp_path, text), {})
+    assert list(note_oddities(settings)) == ["no instance serves other"]
+
+
+def test_one_address_may_serve_two_models(tmp_path: Path) -> None:
+    """An endpoint that hides several models is an entry for each of them."""
+    text = SOUND.replace("clusters:", "  - {name: other, revision: '1'}\nclusters:", 1)
+    entry = '      - {name: d0, url: "http://10.0.0.2:8000", role: decode'
+    both = f"{entry}, model: m}}\n{entry.replace('d0', 'd1')}, model: other"
+    settings = load_settings(write_configuration(tmp_path, text.replace(entry, both)), {})
+    assert [each.name for each in settings.clusters[0].instances] == ["p0", "d0", "d1"]
+
+
 def test_what_is_read_but_not_acted_on_is_noted() -> None:
     """Nobody believes in a policy or an actuator that does nothing."""
     asked = {

@@ -275,6 +275,36 @@ BROKEN = {
         "admin: {port: 8000}\nscheduler:\n",
         "24:15: admin.port: must be another port than server.port (8000)",
     ),
+    "one engine twice": (
+        "http://10.0.0.2:8000",
+        "HTTP://10.0.0.1:8000/",
+        "17:25: clusters[0].instances[1].url: is the engine of clusters[0].instances[0].url too:"
+        " give it one entry",
+    ),
+    "one publisher twice": (
+        "role: decode}",
+        'role: decode, kv_events: "tcp://10.0.0.1:5557"}',
+        "17:74: clusters[0].instances[1].kv_events: is the endpoint of"
+        " clusters[0].instances[0].kv_events too",
+    ),
+    "a publisher among another one's ranks": (
+        'kv_events: "tcp://10.0.0.1:5557"}',
+        'kv_events: "tcp://10.0.0.1:5557", kv_replay: "tcp://10.0.0.1:5560",'
+        " data_parallel_ranks: 4}",
+        "16:109: clusters[0].instances[0].kv_replay: is the endpoint of"
+        " clusters[0].instances[0].kv_events too",
+    ),
+    "an engine that is the gateway": (
+        "scheduler:\n",
+        "server: {host: 10.0.0.2}\nscheduler:\n",
+        "17:25: clusters[0].instances[1].url: is the gateway's own listener (server.port)",
+    ),
+    "cookies for any page": (
+        "scheduler:\n",
+        "server: {cors: {allow_origins: ['*'], allow_credentials: true}}\nscheduler:\n",
+        "24:58: server.cors.allow_credentials: must be false where any origin (`*`) may call:"
+        " name the origins",
+    ),
     "less room for all bodies than for one": (
         "scheduler:",
         "server: {max_buffered_bytes: 1000}\nscheduler:",
