@@ -122,12 +122,12 @@ async def scene(directory: Path, *, buffer_size: int = 10_000) -> AsyncIterator[
     entries = [
         {
             "name": name,
-            "url": "http://127.0.0.1:9",
+            "url": f"http://127.0.0.1:{port}",
             "role": "prefill",
             "kv_events": publisher.endpoint,
             "kv_replay": publisher.replay_endpoint,
         }
-        for name, publisher in publishers.items()
+        for port, (name, publisher) in enumerate(publishers.items(), start=1)
     ]
     clusters = [
         {"name": "east", "kind": "pd", "instances": entries},
