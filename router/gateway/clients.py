@@ -9,10 +9,8 @@ answered. One timer looks at all connections; a request in order costs nothing f
 from __future__ import annotations
 
 import asyncio
-import re
-import urllib.parse
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import httptools
@@ -22,7 +20,6 @@ from uvicorn.server import ServerState
 
 from router.domain.errors import (
     BadRequest,
-    HeadTooLarge,
     Overloaded,
     RequestTimeout,
     RouterError,
@@ -41,6 +38,15 @@ from router.gateway.client_limits import (
 from router.gateway.cycles import Cycle
 from router.gateway.dispatch import Application
 from router.gateway.errors import error_response, speaks_anthropic, write_response
+from router.gateway.request_heads import (
+    RefusedRequest,
+    check_head,
+    explain_fault,
+    form_plain_head,
+    large_head,
+    malformed,
+    split_target,
+)
 from router.gateway.requests import Receive, Scope, Send
 
 _ALWAYS_ANSWERED: Final = ("/health", "/ready", "/metrics", "/admin/")
@@ -48,19 +54,6 @@ _ALWAYS_ANSWERED: Final = ("/health", "/ready", "/metrics", "/admin/")
 
 _MOST_PIPELINED: Final = 16
 """Requests that may wait on one connection behind the one that is answered."""
-
-_UPGRADE_FIELDS: Final = frozenset({b"connection", b"upgrade", b"http2-settings"})
-
-
-_PLAIN_TARGET: Final = re.compile(rb"/[0-9A-Za-z_./-]*")
-
-
-class _Refused(Exception):
-    """A request that is refused while it is parsed."""
-
-    def __init__(self, error: RouterError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class ClientEdge:
@@ -223,10 +216,10 @@ class ClientConnection(HttpToolsProtocol):
             self._parse(data)
             if self._reading is reading and self.cycle is cycle:
                 self._bound(len(data))
-        except _Refused as refusal:
+        except RefusedRequest as refusal:
             self._fail(refusal.error)
         except httptools.HttpParserError as error:
-            self._fail(_explain(error))
+            self._fail(explain_fault(error))
 
     def _parse(self, data: bytes) -> None:
         while True:
@@ -245,24 +238,21 @@ class ClientConnection(HttpToolsProtocol):
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
-            raise _Refused(BadRequest("CONNECT is for proxies"))
+            raise RefusedRequest(BadRequest("CONNECT is for proxies"))
         self.parser = httptools.HttpRequestParser(self)
-        kept = [
-            b"%s: %s" % (name, value) for name, value in self.headers if name not in _UPGRADE_FIELDS
-        ]
-        return b"\r\n".join([b"%s %s HTTP/1.1" % (method, self.url), *kept, b"", b""])
+        return form_plain_head(method, self.url, self.headers)
 
     def _bound(self, count: int) -> None:
         """Refuse what grows without becoming a request."""
         if self._reading is Reading.HEAD:  # less what the first read had of it
             self._head_bytes += count
             if self._head_bytes > self._limits.max_head_bytes:
-                raise _Refused(_large_head(self._limits))
+                raise RefusedRequest(large_head(self._limits))
         elif self._reading is Reading.BODY:
             self._framing += count
             allowed = self._limits.max_head_bytes + (FRAMING_SHARE + 1) * self._body_bytes
             if self._framing > allowed or len(self.headers) > self._limits.max_head_fields:
-                raise _Refused(_malformed("there is more framing than body"))
+                raise RefusedRequest(malformed("there is more framing than body"))
 
     def _turn_to(self, reading: Reading) -> None:
         self._reading = reading
@@ -283,7 +273,7 @@ class ClientConnection(HttpToolsProtocol):
         self._upgrading = self.parser.should_upgrade()
         if self._upgrading:
             return
-        _check_head(self.url, self.headers, self.parser.get_http_version(), self._limits)
+        check_head(self.url, self.headers, self.parser.get_http_version(), self._limits)
         self._turn_to(Reading.BODY)
         self._fill_scope()
         self.headers = []  # what comes now are trailers: none of the request's fields
@@ -295,14 +285,14 @@ class ClientConnection(HttpToolsProtocol):
             self._serve(self.cycle, app)
             return
         if len(self.pipeline) >= _MOST_PIPELINED:
-            raise _Refused(BadRequest("too many requests wait on this connection"))
+            raise RefusedRequest(BadRequest("too many requests wait on this connection"))
         self.pipeline.appendleft((self.cycle, app))
 
     def _fill_scope(self) -> None:
         scope = self.scope
         scope["method"] = self.parser.get_method().decode("ascii")
         scope["http_version"] = self.parser.get_http_version()
-        scope["path"], scope["raw_path"], scope["query_string"] = _split_target(self.url)
+        scope["path"], scope["raw_path"], scope["query_string"] = split_target(self.url)
 
     def _form_cycle(self) -> Cycle:
         # Whether the body of a request that expects 100-continue comes is open once it is
@@ -399,56 +389,6 @@ class ClientConnection(HttpToolsProtocol):
         if running is not None or not in_body:  # else it was answered before its body broke
             self.transport.write(write_response(error_response(error)))
         self._close_gently()
-
-
-def _split_target(target: bytes) -> tuple[str, bytes, bytes]:
-    """Return the path of a request target, decoded and as sent, and its query."""
-    if _PLAIN_TARGET.fullmatch(target):
-        return target.decode("ascii"), target, b""
-    parsed = httptools.parse_url(target)
-    raw_path = parsed.path or b""
-    path = raw_path.decode("ascii")
-    return urllib.parse.unquote(path) if "%" in path else path, raw_path, parsed.query or b""
-
-
-def _explain(error: httptools.HttpParserError) -> RouterError:
-    """Return what is wrong: our own refusal where a callback raised it, else the parser's words."""
-    cause = error.__context__
-    if isinstance(cause, _Refused):
-        return cause.error
-    ours = isinstance(error, httptools.HttpParserCallbackError)
-    return _malformed("it is malformed" if ours else str(error))
-
-
-def _check_head(
-    url: bytes, fields: Iterable[tuple[bytes, bytes]], version: str, limits: ClientLimits
-) -> None:
-    """Raise for a head that is too large, or whose meaning two readers could differ about."""
-    size, hosts, count = len(url), 0, 0
-    for name, value in fields:
-        size += len(name) + len(value) + 4
-        count += 1
-        if name == b"host":
-            hosts += 1
-        elif name == b"transfer-encoding" and (value.lower() != b"chunked" or version != "1.1"):
-            raise _Refused(_malformed("its transfer coding is not served"))
-    if size > limits.max_head_bytes or count > limits.max_head_fields:
-        raise _Refused(_large_head(limits))
-    if version not in {"1.0", "1.1"}:
-        raise _Refused(_malformed("its version is not served"))
-    if hosts > 1 or (hosts == 0 and version == "1.1"):
-        raise _Refused(_malformed("it must have one Host"))
-
-
-def _malformed(why: str) -> BadRequest:
-    return BadRequest(f"this is no HTTP request: {why}", code="invalid_http")
-
-
-def _large_head(limits: ClientLimits) -> HeadTooLarge:
-    return HeadTooLarge(
-        f"the head is over {limits.max_head_bytes} bytes or {limits.max_head_fields} fields",
-        code="head_too_large",
-    )
 
 
 def _too_many() -> Overloaded:
