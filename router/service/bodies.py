@@ -10,6 +10,7 @@ client steer connections between engines (CASES R25), wherever the engine reads 
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -244,6 +245,7 @@ def read_body(raw: bytes, kind: BodyKind) -> ClientBody:
     Raises BadRequest, naming the field, for malformed JSON, anything but an object, and a missing
     or ill-typed `model`, `stream`, prompt or `cache_salt`. The engine judges everything else.
     """
+    raw = raw.removeprefix(codecs.BOM_UTF8)  # which Python's reader, and so vLLM, takes
     fields = _read_object(raw)
     owned = _remove_owned(fields)
     if owned:

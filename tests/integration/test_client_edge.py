@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -199,6 +200,59 @@ async def test_paths_are_what_they_say(plain: System, method: str, path: str, st
     head, _, body = answer.partition(b"\r\n\r\n")
     assert int(head.split()[1]) == status
     assert (body == b"") == (method == "HEAD")
+
+
+# -- JSON that readers differ about
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b'{"model":"tiny","prompt":[1180591620717411303424]}',
+        b'{"model":"tiny","prompt":[-1]}',
+        b'{"model":"tiny","prompt":""}',
+        b'{"model":"tiny","prompt":[[]]}',
+        b'{"model":"no","model":"tiny","prompt":"a"}',
+        b'{"model":"tiny","prompt":"a\\u0000b"}',
+    ],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_engines_judge_reaches_them(plain: System, sent: bytes) -> None:
+    """Odd values that are JSON are the engine's to judge; of twins the last counts."""
+    answer = await plain.client.post(COMPLETIONS, content=sent)
+    assert answer.status_code == 200
+    assert plain.engine("b0").calls[-1].body == sent
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_byte_order_mark_is_left_out(plain: System) -> None:
+    """A mark before the JSON, as some editors write it, is no fault: vLLM takes it too."""
+    answer = await plain.client.post(COMPLETIONS, content=b"\xef\xbb\xbf" + BODY)
+    assert answer.status_code == 200
+    assert plain.engine("b0").calls[-1].body == BODY
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        BODY + b"\x00",
+        BODY + b" {}",
+        BODY[:-1] + b',"x":NaN}',
+        BODY[:-1] + b',"x":01}',
+        BODY[:-1] + b',"user":"\\ud800"}',
+        BODY[:-1] + b',"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+        gzip.compress(BODY),
+        BODY.decode().encode("utf-16"),
+    ],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_no_json_reaches_nobody(plain: System, sent: bytes) -> None:
+    """What is not JSON, or is packed, is 400 in one line and no call."""
+    calls = len(plain.engine("b0").calls)
+    answer = await plain.client.post(COMPLETIONS, content=sent)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+    assert "\n" not in answer.json()["error"]["message"]
+    assert len(plain.engine("b0").calls) == calls
 
 
 # -- what comes late
