@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from router.control.links import Telemetry
 from router.domain.errors import BadRequest
 from router.domain.units import from_gbps
+from router.gateway.admin_documents import DecisionDocument, DecisionList
 from router.gateway.admin_models import (
     AuditParameters,
     DecisionParameters,
@@ -66,13 +67,15 @@ def _add_telemetry(routes: APIRouter, room: AdminRoom, agent: Dependency) -> Non
 
 
 def _add_decisions(routes: APIRouter, room: AdminRoom, viewer: Dependency) -> None:
-    @routes.get("/decisions", dependencies=[viewer])
+    @routes.get("/decisions", dependencies=[viewer], responses={200: {"model": DecisionList}})
     async def read_decisions(which: Annotated[DecisionParameters, Query()]) -> Document:
         """Return the latest decisions, newest first."""
         records = room.log.latest(limit=which.limit, route=which.route, reason=which.reason)
         return {"decisions": [record.document() for record in records]}
 
-    @routes.post("/decisions:explain", dependencies=[viewer])
+    @routes.post(
+        "/decisions:explain", dependencies=[viewer], responses={200: {"model": DecisionDocument}}
+    )
     async def explain_decision(body: ExplainBody) -> JSONResponse:
         """Decide without sending anything: on live state, or on what is supposed of it."""
         record = await _explain(room, body)

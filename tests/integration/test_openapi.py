@@ -110,6 +110,26 @@ def find_references(part: Any) -> list[str]:  # noqa: ANN401 - any JSON value
     return own + [found for item in part.values() for found in find_references(item)]
 
 
+async def test_decisions_are_described_as_they_are(tmp_path: Path) -> None:
+    """Decisions of every kind have exactly the members that the document tells, of their types."""
+    async with scripted_system(tmp_path) as system:
+        for prompt in (10, 500):
+            assert (await system.complete(prompt)).status_code == 200
+        latest = await system.order("GET", "decisions")
+        supposed = {"total_tokens": 500, "cached_tokens": {"east": 3, "west": None}}
+        dry = await system.order("POST", "decisions:explain", supposed)
+        document = await read_document(system)
+    root = {"components": document["components"]}
+    for name, told in (("DecisionList", latest), ("DecisionDocument", dry)):
+        schema = {"$ref": f"#/components/schemas/{name}", **root}
+        jsonschema.Draft202012Validator(schema).validate(told)
+    members = document["components"]["schemas"]["DecisionDocument"]["properties"].keys()
+    assert all(each.keys() == members for each in [*latest["decisions"], dry])
+    content = document["paths"]["/admin/v1/decisions:explain"]["post"]["responses"]["200"]
+    reference = content["content"]["application/json"]["schema"]["$ref"]
+    assert reference.endswith("/DecisionDocument")
+
+
 async def test_listeners_describe_what_is_theirs(tmp_path: Path) -> None:
     """With an admin port of its own the clients' document tells nothing of operators' paths."""
     with_port = {"admin": {"port": 1}}
