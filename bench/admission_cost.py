@@ -17,7 +17,7 @@ from router.adapters.metrics import PrometheusMetrics
 from router.control.admission import AdmissionRules, FairQueue, Lane
 from router.control.limits import TenantLimits
 from router.domain.topology import Cluster, ClusterKind, Instance, Role
-from router.service.admission import Admission
+from router.service.admission import Admission, OwnSlots
 from router.service.fleet import Fleet
 from router.service.limits import MemoryLimits
 from router.service.tenants import Tenant
@@ -42,6 +42,7 @@ def make_visits(instances: int) -> Visits:
     admission = Admission(
         fleet,
         {LANE.model: 1_000_000},
+        source=OwnSlots(fleet),
         clock=clock,
         hook=PrometheusMetrics(),
         rules=AdmissionRules(),

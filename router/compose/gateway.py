@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import httpx
 
@@ -23,6 +24,7 @@ from router.adapters.live_gauges import LiveState
 from router.adapters.metrics import PrometheusMetrics
 from router.adapters.probes import HttpProbe
 from router.adapters.siblings import Seat
+from router.adapters.store.slots import RedisShares
 from router.adapters.workers import Workers
 from router.compose.ingest import build_shard
 from router.compose.models import (
@@ -62,7 +64,7 @@ from router.gateway.openai import OpenAiRules, OpenAiSurface, RelayMaker
 from router.gateway.openapi import Keys, Surroundings, add_description
 from router.gateway.requests import BodyBudget
 from router.ports import Timeouts
-from router.service.admission import Admission
+from router.service.admission import Admission, OwnSlots
 from router.service.connectors import Connector, find_connector, third_party_connectors
 from router.service.counting import EngineCounter, PromptCounter
 from router.service.decisions import DecisionLog
@@ -84,6 +86,7 @@ from router.service.relay import Relay
 from router.service.relay_ports import RelaySettings
 from router.service.routing import Routed, Routing, RoutingRules
 from router.service.silence import SilenceWatch
+from router.service.slot_shares import SharedSlots
 from router.service.snapshots import PolicyRules, SnapshotBuilder
 from router.service.state import StateReport
 from router.service.stored_responses import StoredResponses
@@ -122,6 +125,7 @@ class Core:
     pools: PoolBook
     tenants: TenantBook
     admission: Admission
+    slots: SharedSlots | None
     log: DecisionLog
     engines: HttpEngineClient
     tokenizers: Tokenizers
@@ -190,6 +194,9 @@ class Gateway:
             ]
             if self.core.store.common is not None:
                 runs.append(self.orders.run)
+            if self.core.slots is not None:
+                stack.push_async_callback(self.core.slots.leave)
+                runs.append(partial(self.core.slots.run, self.core.admission))
             if self.peers is not None:
                 stack.push_async_callback(self.peers.leave)
                 runs.append(self.peers.run)
@@ -310,6 +317,7 @@ def _build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: Access
     engines = HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance)
     store = open_store(settings, clock, metrics)
     index = _foresee(store.index, foresight)
+    slots = _share_slots(store, catalog, fleet)
     return Core(
         settings=settings,
         clock=clock,
@@ -341,7 +349,8 @@ def _build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: Access
         foresight=foresight,
         truth=TruthWatch(metrics, index, foresight.history),
         tenants=TenantBook(build_tenants(settings), secret=secret),
-        admission=_build_admission(settings, fleet, catalog, clock, metrics),
+        admission=_build_admission(settings, fleet, catalog, clock, metrics, slots),
+        slots=slots,
         log=DecisionLog(),
         engines=engines,
         pools=PoolBook(fleet, build_pools(settings, engines, clock)),
@@ -350,17 +359,28 @@ def _build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: Access
     )
 
 
+def _share_slots(store: Store, catalog: ModelCatalog, fleet: Fleet) -> SharedSlots | None:
+    """Return how decode slots are shared, where there are any and others to share them with."""
+    if store.common is None or all(model.decode_slots is None for model in catalog.models):
+        return None
+    common = store.common
+    shares = RedisShares(common.store, common.keys, common.owner)
+    return SharedSlots(fleet, shares, me=common.owner)
+
+
 def _build_admission(
     settings: Settings,
     fleet: Fleet,
     catalog: ModelCatalog,
     clock: SystemClock,
     metrics: PrometheusMetrics,
+    slots: SharedSlots | None,
 ) -> Admission:
     timeout = settings.admission.queue_timeout_seconds
     return Admission(
         fleet,
         {model.name: model.decode_slots for model in catalog.models},
+        source=slots or OwnSlots(fleet),
         clock=clock,
         hook=metrics,
         # Half of the time for priorities, half for everybody: nobody times out for them alone.
@@ -496,7 +516,7 @@ def _build_applications(
         tenants=core.tenants,
         visits=Visits(build_limits(core.store, core.clock), core.admission, core.clock),
         catalog=core.catalog,
-        stored=StoredResponses(core.clock),
+        stored=StoredResponses(core.clock, shared=core.store.origins),
         budget=budget,
         hook=core.metrics,
         access=core.access,

@@ -25,6 +25,7 @@ from router.adapters.store.holds import Holds
 from router.adapters.store.keys import LEASE_PREFIX, StoreKeys
 from router.adapters.store.limits import RedisLimits
 from router.adapters.store.loads import RedisLoads
+from router.adapters.store.origins import RedisOrigins
 from router.adapters.store.state import RedisState
 from router.compose.models import CompositionError
 from router.ports import StateStore
@@ -47,6 +48,7 @@ class Common:
     keys: StoreKeys
     owner: str
     holds: Holds
+    origins: RedisOrigins
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,18 @@ class Store:
     leases: RedisLeases | None = None
     common: Common | None = None
 
+    @property
+    def origins(self) -> RedisOrigins | None:
+        """Where stored responses are, if processes share that."""
+        return None if self.common is None else self.common.origins
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the store in order for the time of the block, then let go of it."""
         if self.shared is None or self.common is None:
             yield
             return
-        runs = (self.shared.run(), self.common.holds.run())
+        runs = (self.shared.run(), self.common.holds.run(), self.common.origins.run())
         upkeep = [asyncio.create_task(run) for run in runs]
         try:
             yield
@@ -117,7 +124,9 @@ def open_store(
 
 def _share(store: SharedStore, clock: SystemClock) -> Common:
     owner = uuid.uuid4().hex[:12]
-    return Common(store, StoreKeys(), owner, Holds(store, owner=owner, clock=clock))
+    keys = StoreKeys()
+    holds = Holds(store, owner=owner, clock=clock)
+    return Common(store, keys, owner, holds, RedisOrigins(store, keys))
 
 
 def build_limits(store: Store, clock: SystemClock) -> LimitLedger:

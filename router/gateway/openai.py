@@ -10,7 +10,6 @@ from functools import partial
 from typing import Protocol
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from router.domain.decision import Decision
 from router.domain.errors import (
@@ -221,7 +220,10 @@ class Endpoint:
         else:
             body = parse_body(await read_body(scope, receive, limit, share), self._kind)
             call = Call(self._path)
-        ask = self._form_ask(scope, body, visit.tenant, answer.outcome)
+        only = None
+        if self._kind is BodyKind.RESPONSES:
+            only = await self._find_previous(body, visit.tenant)
+        ask = self._form_ask(scope, body, visit.tenant, answer.outcome, only=only)
         await unless_gone(scope, receive, self._serve(scope, ask, call, visit, answer))
 
     async def _serve(
@@ -250,8 +252,16 @@ class Endpoint:
             outcome.decision = response.decision
             await answer.pass_on(response, self._watch_id(ask, response.decision))
 
-    def _form_ask(self, scope: Scope, body: ClientBody, tenant: Tenant, outcome: Outcome) -> Ask:
-        """Turn a body into the question that the rule answers."""
+    def _form_ask(
+        self,
+        scope: Scope,
+        body: ClientBody,
+        tenant: Tenant,
+        outcome: Outcome,
+        *,
+        only: str | None,
+    ) -> Ask:
+        """Turn a body into the question that the rule answers; `only` is who may answer it."""
         surface = self._surface
         named = surface.catalog.resolve(body.model)
         outcome.model = named.model.name
@@ -267,21 +277,19 @@ class Endpoint:
             body=body,
             salt=salt,
             home=self._choose_home(scope, tenant),
-            only=self._find_previous(body, tenant),
+            only=only,
             priority=choose_priority(scope, body, tenant),
         )
 
-    def _find_previous(self, body: ClientBody, tenant: Tenant) -> str | None:
+    async def _find_previous(self, body: ClientBody, tenant: Tenant) -> str | None:
         """Return the instance that keeps the response which this one continues, if one does.
 
         Raises NotFound for a tenant that does not own it: an engine would continue anybody's.
         """
-        previous = None
-        if body.kind is BodyKind.RESPONSES:
-            previous = body.decode("previous_response_id")
+        previous = body.decode("previous_response_id")
         if not previous:
             return None
-        origin = self._surface.stored.find(tenant.name, str(previous))
+        origin = await self._surface.stored.search(tenant.name, str(previous))
         if origin is not None:
             return origin.instance
         if self._surface.tenants.is_open:
@@ -351,12 +359,13 @@ class StoredEndpoint(Endpoint):
         method = "POST" if order else "GET"
         if scope["method"] != method:
             raise MethodNotAllowed(f"this path takes {method}", allow=method)
-        origin = self._surface.stored.find(visit.tenant.name, response_id)
+        origin = await self._surface.stored.search(visit.tenant.name, response_id)
         if origin is None:
             raise NotFound(f"no response {response_id!r}", param="response_id")
         call = Call(scope["path"] + _read_query(scope), Verbatim(method=method))
-        ask = self._form_ask(scope, passed_body(origin.model), visit.tenant, answer.outcome)
-        work = self._serve(scope, replace(ask, only=origin.instance), call, visit, answer)
+        body, outcome = passed_body(origin.model), answer.outcome
+        ask = self._form_ask(scope, body, visit.tenant, outcome, only=origin.instance)
+        work = self._serve(scope, ask, call, visit, answer)
         await unless_gone(scope, receive, work)
 
 

@@ -2,7 +2,8 @@
 
 A slot is granted before its request is decided, not after: the decision is made on the fleet as it
 is when the request may run, and moves the slot to the instance that it chose. What engines report
-beyond our own requests takes slots as well, so that several gateways share a fleet.
+beyond the gateways' own requests takes slots as well. How many of an instance's slots are this
+process's to grant, its `SlotSource` says.
 
 The order is `router.control.admission`'s; here are the counts, the time-out and those who wait.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -21,6 +23,7 @@ from router.domain.units import Seconds
 from router.ports import Clock
 from router.service.decisions import Document
 from router.service.fleet import Fleet, Member
+from router.service.slot_shares import Need
 from router.service.tenants import Tenant
 
 
@@ -30,6 +33,42 @@ class AdmissionHook(Protocol):
     def waited(self, tenant: str, elapsed: Seconds) -> None:
         """Told how long each request waited for a slot, whether it got one or not."""
         ...
+
+
+class SlotSource(Protocol):
+    """Says how many slots this process may grant. Answers at once: it is asked at every grant."""
+
+    def room(self, member: Member, limit: int, held: int) -> int:
+        """Return how many more of our requests may decode at an instance, which `held` do now.
+
+        `limit` is what the instance has for all.
+        """
+        ...
+
+    def short(self) -> None:
+        """Told that a request found no slot and waits."""
+        ...
+
+    def came_back(self, instance: str) -> None:
+        """Told that a slot was released."""
+        ...
+
+
+class OwnSlots:
+    """A `SlotSource` for one gateway alone: all that nobody else takes is its own."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def room(self, member: Member, limit: int, held: int) -> int:
+        """Return what is left of the limit."""
+        return limit - held - self._fleet.others_running(member)
+
+    def short(self) -> None:
+        """Do nothing: nobody could give more."""
+
+    def came_back(self, instance: str) -> None:
+        """Do nothing: nobody else waits for it."""
 
 
 class Slot:
@@ -93,6 +132,7 @@ class Admission:
         fleet: Fleet,
         slots: Mapping[str, int | None],
         *,
+        source: SlotSource,
         clock: Clock,
         hook: AdmissionHook,
         rules: AdmissionRules,
@@ -100,10 +140,11 @@ class Admission:
     ) -> None:
         """`slots` are an instance's decode slots by model; None is any number.
 
-        `timeout` is the longest wait.
+        `source` says how many of them are ours to grant. `timeout` is the longest wait.
         """
         self._fleet = fleet
         self._slots = slots
+        self._source = source
         self._clock = clock
         self._hook = hook
         self._timeout = timeout
@@ -132,7 +173,8 @@ class Admission:
 
     def used(self, member: Member) -> int:
         """Return how many slots of an instance are taken, by our requests or others'."""
-        return self.held(member.instance.name) + self._fleet.others_running(member)
+        others = member.peers.promised + self._fleet.others_running(member)
+        return self.held(member.instance.name) + others
 
     def full(self, model: str) -> frozenset[str]:
         """Return the instances that have no slot left for a model."""
@@ -142,8 +184,40 @@ class Admission:
         return frozenset(
             member.instance.name
             for member in self._fleet.members
-            if member.instance.role is not Role.PREFILL and self.used(member) >= limit
+            if member.instance.role is not Role.PREFILL and not self._has_room(member, limit)
         )
+
+    def needs(self) -> dict[str, Need]:
+        """Return how the slots of every instance with a limit stand.
+
+        Who waits for several counts at each for his part.
+        """
+        waiting: dict[str, float] = defaultdict(float)
+        for lane, count in Counter(each.lane for each in self._queue).items():
+            candidates = self._candidates(lane)
+            for member in candidates:
+                waiting[member.instance.name] += count / len(candidates)
+        return {
+            name: Need(
+                limit=limit,
+                held=self.held(name),
+                waiting=math.ceil(waiting[name]),
+                foreign=self._fleet.others_running(member),
+            )
+            for member in self._fleet.members
+            if (limit := self._limit_of(member)) is not None
+            for name in [member.instance.name]
+        }
+
+    def _limit_of(self, member: Member) -> int | None:
+        """Return an instance's decode slots, of the models that it serves the most."""
+        if member.instance.role is Role.PREFILL:
+            return None
+        served = self._slots if member.instance.model is None else [member.instance.model]
+        return max((n for name in served if (n := self._slots.get(name)) is not None), default=None)
+
+    def _has_room(self, member: Member, limit: int) -> bool:
+        return self._source.room(member, limit, self.held(member.instance.name)) > 0
 
     def describe(self, tenants: Iterable[str]) -> Document:
         """Return the queue as operators see it."""
@@ -185,6 +259,7 @@ class Admission:
         waiting = self._queue.join(tenant.name, tenant.weight, priority, lane, since, ahead=ahead)
         turn = self._turns[waiting] = _Turn()
         try:
+            self._source.short()
             self._turn_away(self._queue.overflow())
             left = self._timeout - (self._clock.monotonic() - since)
             async with asyncio.timeout(max(0.0, left)):
@@ -210,6 +285,7 @@ class Admission:
         self._held[instance] -= 1
         if not self._held[instance]:
             del self._held[instance]
+        self._source.came_back(instance)
         self.let_in()
 
     def let_in(self) -> None:
@@ -238,8 +314,11 @@ class Admission:
     def _find(self, lane: Lane) -> str | None:
         """Take a slot of the least loaded instance of a lane; None where all are taken."""
         limit = self._slots.get(lane.model)
-        loads = [(self.used(each), each.instance.name) for each in self._candidates(lane)]
-        free = [(used, name) for used, name in loads if limit is None or used < limit]
+        free = [
+            (self.used(each), each.instance.name)
+            for each in self._candidates(lane)
+            if limit is None or self._has_room(each, limit)
+        ]
         if not free:
             return None
         _, name = min(free)

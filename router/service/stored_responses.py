@@ -11,17 +11,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
+from router.domain.errors import StoreAway
 from router.domain.units import Seconds
 from router.ports import Clock
 
 _MAX_STORED: Final = 32_768
 """About 10 MiB at 300 bytes an entry; the longest unused are forgotten first."""
 
-_MAX_AGE: Final[Seconds] = 24 * 3600.0
+MAX_AGE: Final[Seconds] = 24 * 3600.0
 """Engines keep responses until they restart, which they do more seldom than daily."""
 
 _SOUND_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,256}")
@@ -39,13 +40,34 @@ class Origin:
     model: str
 
 
+class OriginStore(Protocol):
+    """Where processes share what they know; a response is forgotten after `MAX_AGE`."""
+
+    def put(self, tenant: str, response_id: str, origin: Origin) -> None:
+        """Remember who made a response. Does not wait: the store learns of it soon."""
+        ...
+
+    async def get(self, tenant: str, response_id: str) -> Origin | None:
+        """Return who made a response; one round trip. Raises StoreAway."""
+        ...
+
+
 class StoredResponses:
-    """Response ids to their origins, for each tenant; bounded in number and age."""
+    """Response ids to their origins, for each tenant; bounded in number and age.
+
+    What another process relayed is asked of `shared`, where there is one.
+    """
 
     def __init__(
-        self, clock: Clock, *, max_stored: int = _MAX_STORED, max_age: Seconds = _MAX_AGE
+        self,
+        clock: Clock,
+        *,
+        shared: OriginStore | None = None,
+        max_stored: int = _MAX_STORED,
+        max_age: Seconds = MAX_AGE,
     ) -> None:
         self._clock = clock
+        self._shared = shared
         self._max_stored = max_stored
         self._max_age = max_age
         self._origins: OrderedDict[tuple[str, str], tuple[Origin, Seconds]] = OrderedDict()
@@ -57,13 +79,31 @@ class StoredResponses:
         """Remember who made a response; an id that no path can carry is left out."""
         if _SOUND_ID.fullmatch(response_id) is None:
             return
+        self._keep(tenant, response_id, origin)
+        if self._shared is not None:
+            self._shared.put(tenant, response_id, origin)
+
+    async def search(self, tenant: str, response_id: str) -> Origin | None:
+        """Return what `find` does, else what other processes know, if the store answers."""
+        origin = self.find(tenant, response_id)
+        if origin is not None or self._shared is None or not _SOUND_ID.fullmatch(response_id):
+            return origin
+        try:
+            origin = await self._shared.get(tenant, response_id)
+        except StoreAway:
+            return None
+        if origin is not None:
+            self._keep(tenant, response_id, origin)
+        return origin
+
+    def _keep(self, tenant: str, response_id: str, origin: Origin) -> None:
         self._origins[tenant, response_id] = (origin, self._clock.monotonic())
         self._origins.move_to_end((tenant, response_id))
         if len(self._origins) > self._max_stored:
             self._origins.popitem(last=False)
 
     def find(self, tenant: str, response_id: str) -> Origin | None:
-        """Return who made a response for this tenant; None where nobody knows it any more."""
+        """Return who made a response for this tenant; None where this process does not know."""
         found = self._origins.get((tenant, response_id))
         if found is None:
             return None

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from router.control.admission import AdmissionRules, Lane
 from router.domain.topology import Cluster, ClusterKind, Instance, Role
-from router.service.admission import Admission, Slot
+from router.service.admission import Admission, OwnSlots, Slot
 from router.service.fleet import Fleet
 from router.service.tenants import Tenant
 from tests.fakes.clocks import FakeClock
@@ -47,6 +47,7 @@ class Scene:
         self.admission = Admission(
             self.fleet,
             {"tiny": slots},
+            source=OwnSlots(self.fleet),
             clock=self.clock,
             hook=self.waits,
             rules=AdmissionRules(size, timeout / 2),

@@ -48,5 +48,16 @@ class StoreKeys:
         """Hash: process -> until when its report counts, and the report."""
         return self._of("{fleet}:loads")
 
+    @property
+    def slots(self) -> str:
+        """Hash: process -> its claims on instances' decode slots, as JSON."""
+        return self._of("{fleet}:slots")
+
+    # -- one a stored response
+
+    def response(self, tenant: str, response_id: str) -> str:
+        """String: the instance that keeps a response, and its model. Ends after a day."""
+        return self._of(f"response:{quote(tenant, safe='')}:{response_id}")
+
     def _of(self, rest: str) -> str:
         return f"{self.namespace}:{rest}"
