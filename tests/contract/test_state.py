@@ -52,6 +52,7 @@ class TestClusterState(StateSuite):
         for server in cluster.servers:
             server.call("FLUSHALL")
         async with join(cluster.url) as peer:
+            await peer.state.read("orders")  # redis-py finds the nodes by its first command
             yield peer.state
 
 

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, Final
 
 import redis.asyncio as aioredis
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
@@ -26,6 +26,10 @@ from router.domain.units import Seconds
 from router.ports import Clock
 
 _LOG = logging.getLogger(__name__)
+
+_FAILURES: Final = (RedisError, OSError, TimeoutError, AttributeError)
+"""The last is redis-py's own: a call that is about to write on a connection of a Cluster which
+another task has just closed, as when its nodes are found anew, meets None instead of a stream."""
 
 Argument = str | int | bytes
 Reply = Any
@@ -83,7 +87,7 @@ class SharedStore:
         try:
             async with asyncio.timeout(self._budget), self._turns:
                 reply = await self._evaluate(script, keys, values)
-        except (RedisError, OSError, TimeoutError) as error:
+        except _FAILURES as error:
             if self._breaker.failed(self._clock.monotonic()):
                 _LOG.warning("the store is away (%s): going on alone", type(error).__name__)
             if isinstance(error, ReadOnlyError):
@@ -107,7 +111,8 @@ class SharedStore:
             reply = await client.evalsha(script.sha, len(keys), *keys, *values)
         except NoScriptError:
             reply = await client.eval(script.text, len(keys), *keys, *values)
-        # redis-py may lose a cancellation that comes with the answer; a loop would never end.
+        # Python 3.11's `wait_for`, with which redis-py writes, loses a cancellation that comes just
+        # as it is done; a loop that nobody can cancel would never end.
         if task and task.cancelling() > cancelled:
             raise asyncio.CancelledError
         return reply
