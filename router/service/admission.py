@@ -156,6 +156,13 @@ class Admission:
     def __repr__(self) -> str:
         return f"<Admission {sum(self._held.values())} slots held, {len(self._queue)} waiting>"
 
+    def reconfigure(
+        self, slots: Mapping[str, int | None], *, rules: AdmissionRules, timeout: Seconds
+    ) -> None:
+        """Go on by other numbers. Whoever has a slot keeps it, whoever waits keeps its place."""
+        self._slots, self._timeout, self._queue.rules = slots, timeout, rules
+        self.let_in()
+
     # -- what is seen
 
     @property

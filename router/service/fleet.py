@@ -26,7 +26,7 @@ from router.control.health import (
     step_succeeded,
 )
 from router.domain.errors import Conflict, NotFound
-from router.domain.topology import Cluster, ClusterKind, Instance, InstanceState, Role
+from router.domain.topology import AUTO_EVENTS, Cluster, ClusterKind, Instance, InstanceState, Role
 from router.domain.units import Seconds
 from router.ports import Clock
 
@@ -227,8 +227,29 @@ class Fleet:
         except KeyError:
             raise NotFound(f"no instance {name!r}") from None
 
-    def add(self, instance: Instance) -> Member:
-        """Let a new instance join; it is ready once a probe succeeded.
+    def reconfigure(self, clusters: Iterable[Cluster], *, rules: FleetRules) -> None:
+        """Go on with other clusters and rules; members of clusters that are gone are to follow."""
+        self._clusters = {cluster.name: cluster for cluster in clusters}
+        self.rules = rules
+        self._regroup()
+
+    def exchange(self, instance: Instance, *, health: Health = Health()) -> None:
+        """Let an instance be described otherwise. Raises NotFound.
+
+        At the same URL it is the same engine, of which everything is still known, the ranks that
+        it told too. At another one it is a new engine, of which `health` is known.
+        """
+        old = self.member(instance.name)
+        if old.instance.url != instance.url:
+            self._members[instance.name] = Member(instance, old.state, health)
+        else:
+            told = instance.kv_events == AUTO_EVENTS == old.instance.kv_events
+            old.instance = replace(instance, ranks=old.instance.ranks) if told else instance
+        self._regroup()
+        self._changed()
+
+    def add(self, instance: Instance, *, health: Health = Health()) -> Member:
+        """Let a new instance join; it is ready once a probe succeeded, if `health` says no more.
 
         Raises Conflict for a name in use, NotFound for an unknown cluster.
         """
@@ -236,7 +257,7 @@ class Fleet:
             raise Conflict(f"instance {instance.name!r} exists already")
         if instance.cluster not in self._clusters:
             raise NotFound(f"no cluster {instance.cluster!r}")
-        member = self._members[instance.name] = Member(instance)
+        member = self._members[instance.name] = Member(instance, health=health)
         self._regroup()
         self._changed()
         return member

@@ -129,13 +129,35 @@ class LinkBoard:
             self.set_mode(order.mode, name)
 
     def book(self, name: str, size: Bytes) -> LinkBooking:
-        """Reserve `size` bytes until the booking is released. Raises NotFound."""
-        self._change(name, lambda state: book(state, size))
+        """Reserve `size` bytes until the booking is released.
+
+        A link that was removed since it was chosen carries what is under way, and is not counted.
+        """
+        if name in self._states:
+            self._change(name, lambda state: book(state, size))
         return LinkBooking(self, name, size)
 
     def release(self, name: str, size: Bytes) -> None:
         """Give back bytes; bookings call this, once each."""
-        self._change(name, lambda state: release(state, size))
+        if name in self._states:
+            self._change(name, lambda state: release(state, size))
+
+    def reconfigure(
+        self, links: Iterable[Link], *, bounds: RegimeBounds, budget: Seconds, mode: BandwidthMode
+    ) -> None:
+        """Let the links be as a new configuration says, all at once.
+
+        One that stays between its clusters keeps its telemetry, its bookings and what was ordered.
+        """
+        states: dict[str, LinkState] = {}
+        for link in links:
+            old = self._states.get(link.name)
+            if old is None or (old.link.source, old.link.target) != (link.source, link.target):
+                states[link.name] = LinkState(link, mode=mode)
+            else:
+                states[link.name] = replace(old, link=link)
+        self._states = states
+        self._bounds, self._budget, self._configured_mode = bounds, budget, mode
 
     def _change(self, name: str, change: Callable[[LinkState], LinkState]) -> LinkState:
         state = self._states[name] = change(self.state(name))

@@ -71,6 +71,11 @@ class PoolBook:
         return found
 
     @property
+    def pools(self) -> Mapping[tuple[str, str], PrefixPool]:
+        """The pools, by (cluster, model)."""
+        return self._pools
+
+    @property
     def statuses(self) -> Mapping[tuple[str, str], PoolStatus]:
         """How every pool does, by (cluster, model)."""
         return {key: pool.status for key, pool in self._pools.items()}

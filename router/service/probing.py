@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Final, Protocol
@@ -99,6 +100,19 @@ class Prober:
                     if self._of(member).pending < _MOST_PENDING:
                         tasks.create_task(self._ask(member))
                 await asyncio.sleep(self._interval)
+
+    async def examine(self, instances: Iterable[Instance]) -> Mapping[str, ProbeOutcome]:
+        """Probe instances that are in no fleet yet, once; return what was found, by name."""
+        asked = list(instances)
+        found = await asyncio.gather(*(self._examine(each) for each in asked))
+        return {each.name: outcome for each, outcome in zip(asked, found, strict=True)}
+
+    async def _examine(self, instance: Instance) -> ProbeOutcome:
+        try:
+            return await self._probe.probe(instance, self._clock.monotonic())
+        except Exception:  # noqa: BLE001 - a task's root, as below
+            _LOG.exception("the probe of %s failed", instance.name)
+            return ProbeOutcome(healthy=False)
 
     async def probe_all(self) -> None:
         """Probe every instance once, so that a gateway that starts knows who lives."""
