@@ -24,6 +24,7 @@ from router.adapters.tallies import CountTable, DistributionTable
 from router.domain.decision import Decision, Placement, Route, TokenSource
 from router.domain.topology import Instance
 from router.domain.units import Bytes, Seconds
+from router.service.config_record import ReloadOutcome
 from router.service.decisions import DecisionRecord
 from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, Usage
 
@@ -133,6 +134,11 @@ class PrometheusMetrics:
         self._transitions = counter(
             "instance_transitions_total", "Changes of health", ("instance", "role")
         )
+        self._reloads = counter(
+            "config_reloads_total", "Changed configurations, taken over or not", ("outcome",)
+        )
+        for reload in ReloadOutcome:
+            self._reloads.labels(reload)
         for outcome in KvOutcome:
             self._kv_bytes.labels(outcome)
         for fallback in Fallback:
@@ -211,6 +217,12 @@ class PrometheusMetrics:
     def drifted(self) -> None:
         """Count a request whose prompt the engine counted differently."""
         self._drift.inc()
+
+    # -- the configuration ------------------------------------------------------------------
+
+    def reloaded(self, outcome: ReloadOutcome) -> None:
+        """Count a changed configuration."""
+        self._reloads.labels(outcome).inc()
 
     # -- the fleet ---------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     worker: int
     pid: int
     started_at: str
+    config: str
     gauges: list[GaugeReading] = []
 
 

@@ -6,7 +6,9 @@ import asyncio
 import os
 import resource
 import tempfile
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -14,7 +16,7 @@ import typer
 import uvloop
 
 from router.adapters.clocks import SystemClock
-from router.commands.logs import LogLevel, configure_logs, writing_access_log
+from router.commands.logs import configure_logs, writing_access_log
 from router.commands.output import CommandFailed, Unusable, print_fault
 from router.commands.process_environment import (
     ConfigOption,
@@ -26,6 +28,7 @@ from router.compose.collector import tune_collector
 from router.compose.gateway import build_gateway
 from router.compose.listeners import SharedListeners
 from router.compose.models import CompositionError
+from router.compose.reloading import Reloads
 from router.compose.running import (
     Drain,
     Ending,
@@ -38,8 +41,10 @@ from router.compose.stores import read_secret
 from router.compose.supervision import Crew, SupervisionFailed, Supervisor
 from router.settings import Loaded, Settings, load
 from router.settings.checks import note_oddities
+from router.settings.reloads import Settled
 
 _Open = TypeVar("_Open")
+_Load = Callable[[], Loaded]
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +68,8 @@ def serve(
     """
     environment = read_process_environment()
     config = choose_config(config, environment)
-    loaded = load(config, os.environ)
+    load_again = partial(load, config, os.environ)
+    loaded = load_again()
     if workers > 1 and loaded.settings.store.embedded:
         raise Unusable(
             f"--workers {workers} needs a store that workers share: set store.url to Redis"
@@ -77,9 +83,12 @@ def serve(
     listening = _listening(loaded.settings, host, port)
     try:
         if workers == 1:
-            _serve_alone(loaded, listening)
+            _serve_alone(loaded, listening, load_again)
         else:
-            _serve_together(loaded, listening, workers, level)
+            with tempfile.TemporaryDirectory(prefix="prfaas-") as shared:
+                settled = Settled(loaded, ())
+                crew = Crew(settled, workers, Path(shared), _drain(loaded.settings), level)
+                _serve_together(crew, listening, load_again)
     except CompositionError as error:
         raise CommandFailed(f"{config}: {error}", code=2) from error
     except SupervisionFailed as error:
@@ -88,30 +97,28 @@ def serve(
         return
 
 
-def _serve_alone(loaded: Loaded, listening: Listening) -> None:
+def _serve_alone(loaded: Loaded, listening: Listening, load_again: _Load) -> None:
     with ExitStack() as held:
         listeners = _listen(held, open_listeners(listening), listening)
         access = held.enter_context(writing_access_log())
         secret = uvloop.run(read_secret(loaded.settings))
         gateway = build_gateway(loaded, secret=secret, access=access)
-        overseer = _Alone(address_of(listeners[0]))
+        overseer = _Alone(address_of(listeners[0]), Reloads(loaded, gateway, load=load_again))
         tune_collector()
         uvloop.run(run_gateway(gateway, listeners, _drain(loaded.settings), overseer))
 
 
-def _serve_together(loaded: Loaded, listening: Listening, count: int, level: LogLevel) -> None:
+def _serve_together(crew: Crew, listening: Listening, load_again: _Load) -> None:
     with ExitStack() as held:
-        listeners = _listen(held, SharedListeners(listening, count), listening)
-        directory = held.enter_context(tempfile.TemporaryDirectory(prefix="prfaas-"))
+        listeners = _listen(held, SharedListeners(listening, crew.count), listening)
         url = address_of(listeners.of(0)[0])
-        crew = Crew(loaded, count, Path(directory), _drain(loaded.settings), level)
         supervisor = Supervisor(
             crew,
             listeners,
             clock=SystemClock(),
-            announce=lambda: print_fault(f"prfaas gateway on {url}, {count} workers"),
+            announce=lambda: print_fault(f"prfaas gateway on {url}, {crew.count} workers"),
         )
-        uvloop.run(supervisor.run())
+        uvloop.run(supervisor.run(load_again))
 
 
 def _listen(held: ExitStack, opening: AbstractContextManager[_Open], listening: Listening) -> _Open:
@@ -127,19 +134,25 @@ def _drain(settings: Settings) -> Drain:
 
 
 class _Alone:
-    """The overseer of the one process of a gateway: the person who started it."""
+    """The overseer of the one process of a gateway: the person who started it, and the files."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, reloads: Reloads) -> None:
         self._url = url
+        self._reloads = reloads
+        self._serving = asyncio.Event()
 
     def serving(self) -> None:
+        self._serving.set()
         print_fault(f"prfaas gateway on {self._url}")
 
     def leaving(self) -> None:
         """Nobody else listens there."""
 
-    async def watch(self, ending: Ending) -> None:
-        """Signals alone end it."""
+    async def watch(self, ending: Ending) -> None:  # noqa: ARG002 - signals alone end it
+        """Follow the files, once it serves."""
+        with self._reloads.on_hangup():
+            await self._serving.wait()
+            await self._reloads.run()
 
 
 def _allow_open_files(wanted: int) -> None:

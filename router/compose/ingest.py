@@ -13,7 +13,7 @@ from kvmeta.leases import LeaseStore
 from router.adapters.engine_http import HttpEngineClient
 from router.adapters.event_discovery import EventDiscovery
 from router.adapters.event_feed import IngestFeed
-from router.compose.models import fits, layouts_by_instance
+from router.compose.models import Layouts, fits
 from router.ports import Clock, StateStore
 from router.service.membership import Followed
 from router.service.order_book import OrderBook
@@ -61,10 +61,12 @@ def build_shard(
     lease_seconds: float = LEASE_SECONDS,
     hook: IngestHook | None = None,
     state: StateStore | None = None,
+    layouts: Layouts | None = None,
 ) -> IngestShard:
     """Return the shard `name` of the ingest into `index`.
 
-    `state` keeps the orders by which instances come and go; without, somebody else follows them.
+    `layouts` are those of the settings, if nobody changes them meanwhile. `state` keeps the orders
+    by which instances come and go; without, somebody else follows them.
     """
     shard = Shard(name, clock=clock.monotonic, ttl_seconds=lease_seconds)
     following = KvIngest(
@@ -75,7 +77,7 @@ def build_shard(
     )
     sharded = ShardedIngest(following, leases, shard)
     engines = HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance)
-    layout_of = layouts_by_instance(settings)
+    layout_of = layouts or Layouts(settings)
     discovery = EventDiscovery(
         engines,
         sharded,

@@ -108,19 +108,21 @@ def _tokenizer_kind(model: ModelSettings) -> tuple[TokenizerKind, float]:
             return TokenizerKind.NONE, bytes_per_token
 
 
-def layouts_by_instance(settings: Settings) -> Callable[[Instance], CacheLayout]:
-    """Return how to tell the layout of an instance's blocks.
+class Layouts:
+    """Tells the layout of an instance's blocks, by the settings of now.
 
     An instance that names no model serves the first one, as an engine serves one base model.
     """
-    by_name = {model.name: model for model in settings.models}
-    first = settings.models[0].name
 
-    def layout_of(instance: Instance) -> CacheLayout:
-        model = by_name[instance.model or first]
-        return build_layout(model, settings, revision=instance.revision)
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
 
-    return layout_of
+    def __call__(self, instance: Instance) -> CacheLayout:
+        """Return how an instance's blocks are named and reused."""
+        models = self.settings.models
+        name = instance.model or models[0].name
+        model = next(model for model in models if model.name == name)
+        return build_layout(model, self.settings, revision=instance.revision)
 
 
 def fits(settings: Settings) -> Callable[[Instance], bool]:

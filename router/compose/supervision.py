@@ -1,4 +1,8 @@
-"""Keeps the workers of one gateway running: starts them, replaces them, ends them with itself."""
+"""Keeps the workers of one gateway running: starts them, replaces them, ends them with itself.
+
+A new configuration is made ready by every worker before any of them goes on by it: all of them do,
+or none.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,18 @@ import asyncio
 import contextlib
 import logging
 import signal
-import socket
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from router.adapters.siblings import Seat
 from router.compose.listeners import SharedListeners
+from router.compose.reloading import ReloadRefused, Reloads
 from router.compose.running import Drain
-from router.compose.worker_channel import (
-    Leaving,
-    Serving,
-    Start,
-    Unstartable,
-    read_message,
-    write_message,
-)
+from router.compose.worker_channel import Abandon, Leaving, NoteRefused, Order, Serving, Start, Word
+from router.compose.worker_process import WorkerProcess
 from router.control.restarts import (
     RestartRules,
     Restarts,
@@ -34,6 +32,7 @@ from router.control.restarts import (
 from router.domain.units import Seconds
 from router.ports import Clock
 from router.settings import Loaded
+from router.settings.reloads import Settled
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,20 +52,11 @@ class SupervisionFailed(Exception):
 class Crew:
     """How many workers, on what; `directory` is theirs alone and outlives each of them."""
 
-    loaded: Loaded = field(repr=False)
+    settled: Settled = field(repr=False)
     count: int
     directory: Path
     drain: Drain
     log_level: str
-
-
-@dataclass(slots=True)
-class _Worker:
-    process: asyncio.subprocess.Process
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    serving_since: Seconds | None = None
-    complaint: str | None = None
 
 
 class Supervisor:
@@ -87,28 +77,36 @@ class Supervisor:
         self._clock = clock
         self._announce = announce
         self._rules = rules or RestartRules()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, WorkerProcess] = {}
         self._served: set[int] = set()
         self._ending = asyncio.Event()
+        self._reloading = asyncio.Lock()
 
-    async def run(self) -> None:
+    async def run(self, load: Callable[[], Loaded]) -> None:
         """Keep the workers running until SIGTERM or SIGINT, which go to each of them.
 
-        What a worker does with them is in `running.run_gateway`. Raises SupervisionFailed where no
-        worker comes to serve.
+        What a worker does with them is in `running.run_gateway`. `load` reads the configuration
+        again. Raises SupervisionFailed where no worker comes to serve.
         """
+        reloads = Reloads(self._crew.settled.loaded, self, load=load)
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
             loop.add_signal_handler(number, self._pass_on, number)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                limit = tasks.create_task(self._limit_the_end())
-                tending = [
-                    tasks.create_task(self._tend(place)) for place in range(self._crew.count)
-                ]
-                await asyncio.wait(tending)
-                limit.cancel()
+            with reloads.on_hangup():
+                async with asyncio.TaskGroup() as tasks:
+                    beside = [
+                        tasks.create_task(reloads.run()),
+                        tasks.create_task(self._limit_the_end()),
+                    ]
+                    tending = [
+                        tasks.create_task(self._tend(place, tasks))
+                        for place in range(self._crew.count)
+                    ]
+                    await asyncio.wait(tending)
+                    for task in beside:
+                        task.cancel()
         except* SupervisionFailed as failed:
             raise failed.exceptions[0] from None
         finally:
@@ -116,33 +114,109 @@ class Supervisor:
                 loop.remove_signal_handler(number)
             await self._end_all()
 
-    async def _tend(self, place: int) -> None:
+    # -- one configuration for all
+
+    async def reload(self, settled: Settled) -> None:
+        """Have all workers go on by a configuration. Raises ReloadRefused: then none of them does.
+
+        A worker that dies meanwhile is replaced by one that begins with what is in force then.
+        """
+        async with self._reloading:
+            workers = self._serving()
+            answers = await asyncio.gather(*(worker.prepare(settled) for worker in workers))
+            refusal = next((answer for answer in answers if answer is not None), None)
+            if refusal is not None:
+                for worker in workers:
+                    worker.tell(Abandon())
+                raise ReloadRefused(refusal)
+            self._crew = replace(self._crew, settled=settled)
+            for worker in workers:
+                worker.commit(settled, counts=worker is workers[0])
+
+    def note_refused(self, message: str) -> None:
+        """Let every worker tell of it, and one count it."""
+        workers = self._serving()
+        for worker in workers:
+            worker.tell(NoteRefused(message, counts=worker is workers[0]))
+
+    async def _catch_up(self, worker: WorkerProcess) -> None:
+        """Have a worker that began with an older configuration go on by the one in force."""
+        async with self._reloading:
+            settled = self._crew.settled
+            if worker.settled is settled or not worker.serves:
+                return
+            refusal = await worker.prepare(settled)
+            if refusal is None:
+                worker.commit(settled, counts=False)
+            else:
+                _LOG.warning("worker process %d cannot keep up: %s", worker.pid, refusal)
+                worker.signal(signal.SIGTERM)
+
+    def _serving(self) -> list[WorkerProcess]:
+        return [worker for worker in self._workers.values() if worker.serves]
+
+    # -- one worker for each place
+
+    async def _tend(self, place: int, tasks: asyncio.TaskGroup) -> None:
         """Have a worker in one place, again and again."""
         restarts = Restarts()
         while not self._ending.is_set():
-            worker = self._workers[place] = await self._start(place)
-            await self._listen_to(place, worker)
-            code = await worker.process.wait()
+            worker = self._workers[place] = await WorkerProcess.start(self._first_order(place))
+            if self._ending.is_set():
+                worker.signal(signal.SIGTERM)  # the signal to all came before it was there
+            began: list[Seconds] = []
+            code = await worker.listen(partial(self._hear, place, worker, tasks, began))
             del self._workers[place]
             if self._ending.is_set():
                 return
-            ended = self._clock.monotonic()
-            served = None if worker.serving_since is None else ended - worker.serving_since
+            served = self._clock.monotonic() - began[0] if began else None
             restarts = step_ended(restarts, served, self._rules)
-            told = worker.complaint or f"worker {place} (process {worker.process.pid}) {_say(code)}"
-            self._check_hope(told, restarts, deserved=2 if worker.complaint else 1)
+            told = worker.complaint or f"worker {place} (process {worker.pid}) {_say(code)}"
+            self._check_hope(told, restarts, complained=worker.complaint is not None)
             await self._pause(place, told, pause_before_restart(restarts, self._rules))
 
-    def _check_hope(self, told: str, restarts: Restarts, *, deserved: int) -> None:
+    def _first_order(self, place: int) -> Start:
+        crew = self._crew
+        listeners = tuple(each.fileno() for each in self._listeners.of(place))
+        seat = Seat(place, crew.count, crew.directory)
+        return Start(crew.settled, seat, listeners, crew.drain, crew.log_level)
+
+    def _hear(
+        self,
+        place: int,
+        worker: WorkerProcess,
+        tasks: asyncio.TaskGroup,
+        began: list[Seconds],
+        word: Order | Word,
+    ) -> None:
+        """Take note of how far a worker is."""
+        match word:
+            case Serving() if self._ending.is_set():
+                worker.signal(signal.SIGINT)
+            case Serving():
+                began.append(self._clock.monotonic())
+                tasks.create_task(self._catch_up(worker))
+                self._note_served(place)
+            case Leaving() if self._ending.is_set():
+                self._listeners.close(place)
+            case _:
+                pass  # a worker that leaves by itself is replaced at the same sockets
+
+    def _note_served(self, place: int) -> None:
+        before = len(self._served)
+        self._served.add(place)
+        if before < len(self._served) == self._crew.count:
+            self._announce()
+
+    def _check_hope(self, told: str, restarts: Restarts, *, complained: bool) -> None:
         """Raise SupervisionFailed where nobody serves, and nobody will.
 
-        What a worker says of its configuration counts at once as long as none of them has run with
-        it; later it may be about a store that is away.
+        What a worker complains of counts at once as long as none of them has run with this
+        configuration; later it may be about a store that is away.
         """
-        if not self._served and deserved == 2:
-            raise SupervisionFailed(told, code=deserved)
-        serving = any(worker.serving_since is not None for worker in self._workers.values())
-        if not serving and should_give_up(restarts, self._rules):
+        if complained and not self._served:
+            raise SupervisionFailed(told, code=2)
+        if not self._serving() and should_give_up(restarts, self._rules):
             raise SupervisionFailed(f"no worker comes to serve: {told}", code=1)
 
     async def _pause(self, place: int, told: str, seconds: Seconds) -> None:
@@ -155,50 +229,12 @@ class Supervisor:
             async with asyncio.timeout(seconds):
                 await self._ending.wait()
 
-    async def _start(self, place: int) -> _Worker:
-        listeners = tuple(each.fileno() for each in self._listeners.of(place))
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # A session of its own: Ctrl-C reaches the supervisor alone, which passes it on.
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router", "worker", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), *listeners),
-                start_new_session=True,
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        crew = self._crew
-        seat = Seat(place, crew.count, crew.directory)
-        write_message(writer, Start(crew.loaded, seat, listeners, crew.drain, crew.log_level))
-        return _Worker(process, reader, writer)
-
-    async def _listen_to(self, place: int, worker: _Worker) -> None:
-        """Take note of what a worker says, until it is gone."""
-        while (word := await read_message(worker.reader)) is not None:
-            match word:
-                case Serving():
-                    worker.serving_since = self._clock.monotonic()
-                    self._note_served(place)
-                    if self._ending.is_set():
-                        _send(worker, signal.SIGINT)
-                case Leaving() if self._ending.is_set():
-                    self._listeners.close(place)
-                case Unstartable(message):
-                    worker.complaint = message
-                case _:
-                    continue
-        worker.writer.close()
-
-    def _note_served(self, place: int) -> None:
-        before = len(self._served)
-        self._served.add(place)
-        if before < len(self._served) == self._crew.count:
-            self._announce()
+    # -- the end
 
     def _pass_on(self, number: signal.Signals) -> None:
         self._ending.set()
         for worker in self._workers.values():
-            _send(worker, number)
+            worker.signal(number)
 
     async def _limit_the_end(self) -> None:
         """Kill workers that do not end in time."""
@@ -210,25 +246,16 @@ class Supervisor:
     async def _end_all(self) -> None:
         """Leave no worker behind, whatever ended the supervisor."""
         for worker in self._workers.values():
-            _send(worker, signal.SIGINT)
-        waits = [worker.process.wait() for worker in self._workers.values()]
+            worker.signal(signal.SIGINT)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_GRACE):
-                await asyncio.gather(*waits)
+                await asyncio.gather(*(worker.wait() for worker in self._workers.values()))
         self._kill_all()
 
     def _kill_all(self) -> None:
         for place, worker in self._workers.items():
-            with contextlib.suppress(ProcessLookupError):
-                worker.process.kill()
+            if worker.kill():
                 _LOG.warning("worker %d did not end in time and was killed", place)
-
-
-def _send(worker: _Worker, number: signal.Signals) -> None:
-    """Send a signal. SIGINT in the middle of Python's own start would leave a traceback."""
-    told = signal.SIGTERM if worker.serving_since is None else number
-    with contextlib.suppress(ProcessLookupError):
-        worker.process.send_signal(told)
 
 
 def _say(code: int) -> str:

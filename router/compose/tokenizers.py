@@ -62,20 +62,37 @@ class Tokenizers:
 
 def load_tokenizers(settings: Settings) -> Tokenizers:
     """Load every in-process tokenizer. Raises CompositionError."""
-    loaded: dict[str, TurnTokenizer] = {}
-    for model in settings.models:
+    return Tokenizers(
+        {
+            model.name: _load(model.name, model.tokenizer)
+            for model in settings.models
+            if isinstance(model.tokenizer, HfTokenizerSettings)
+        }
+    )
+
+
+def renew_tokenizers(tokenizers: Tokenizers, running: Settings, wanted: Settings) -> Tokenizers:
+    """Return the tokenizers of other settings, in the same threads. Raises CompositionError.
+
+    Those that are described as before are kept, with what they remember.
+    """
+    known = {model.name: model.tokenizer for model in running.models}
+    by_model: dict[str, TurnTokenizer] = {}
+    for model in wanted.models:
         told = model.tokenizer
-        if not isinstance(told, HfTokenizerSettings):
-            continue
-        path = Path(told.path)
-        directory = path.parent if path.is_file() else path
-        try:
-            wrapped = HfTokenizer.load(directory)
-            # Here, since reading megabytes of JSON would hold up the event loop later on.
-            document = HfTokenizer.read_document(directory) if told.encoder == "auto" else None
-        except TokenizerLoadError as error:
-            raise CompositionError(f"models[{model.name}].tokenizer: {error}") from error
-        loaded[model.name] = TurnTokenizer(
-            model.name, wrapped, max_bytes=told.remembered_bytes, document=document
-        )
-    return Tokenizers(loaded)
+        if isinstance(told, HfTokenizerSettings):
+            kept = tokenizers.by_model[model.name] if known.get(model.name) == told else None
+            by_model[model.name] = kept or _load(model.name, told)
+    return Tokenizers(by_model, tokenizers.threads)
+
+
+def _load(model: str, told: HfTokenizerSettings) -> TurnTokenizer:
+    path = Path(told.path)
+    directory = path.parent if path.is_file() else path
+    try:
+        wrapped = HfTokenizer.load(directory)
+        # Here, since reading megabytes of JSON would hold up the event loop later on.
+        document = HfTokenizer.read_document(directory) if told.encoder == "auto" else None
+    except TokenizerLoadError as error:
+        raise CompositionError(f"models[{model}].tokenizer: {error}") from error
+    return TurnTokenizer(model, wrapped, max_bytes=told.remembered_bytes, document=document)

@@ -14,7 +14,7 @@ from typing import Final
 
 from router.adapters.siblings import Seat
 from router.compose.running import Drain
-from router.settings import Loaded
+from router.settings.reloads import Settled
 
 _LENGTH: Final = struct.Struct("!I")
 
@@ -23,11 +23,38 @@ _LENGTH: Final = struct.Struct("!I")
 class Start:
     """The first order: serve this on these inherited sockets."""
 
-    loaded: Loaded = field(repr=False)
+    settled: Settled = field(repr=False)
     seat: Seat
     listeners: tuple[int, ...]
     drain: Drain
     log_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make ready to go on by another configuration, and say whether that can be."""
+
+    settled: Settled = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Go on by what was made ready. One of the workers counts it for all."""
+
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Forget what was made ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteRefused:
+    """A configuration could not be taken over. One of the workers counts it for all."""
+
+    message: str
+    counts: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +74,15 @@ class Unstartable:
     message: str
 
 
-Order = Start
-Word = Serving | Leaving | Unstartable
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The answer to Prepare: None, or why not."""
+
+    refusal: str | None = None
+
+
+Order = Start | Prepare | Commit | Abandon | NoteRefused
+Word = Serving | Leaving | Unstartable | Prepared
 
 
 def write_message(writer: asyncio.StreamWriter, message: Order | Word) -> None:
@@ -57,7 +91,7 @@ def write_message(writer: asyncio.StreamWriter, message: Order | Word) -> None:
     writer.write(_LENGTH.pack(len(body)) + body)
 
 
-async def read_message(reader: asyncio.StreamReader) -> object | None:
+async def read_message(reader: asyncio.StreamReader) -> Order | Word | None:
     """Return the next message, None where the other end is gone."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
@@ -77,5 +111,6 @@ def receive_start(channel: socket.socket) -> Start | None:
     return message if isinstance(message, Start) else None
 
 
-def _unpickle(body: bytes) -> object:
-    return pickle.loads(body)  # noqa: S301 - written by this program, over a socket of its own
+def _unpickle(body: bytes) -> Order | Word:
+    message: Order | Word = pickle.loads(body)  # noqa: S301 - written by this program, over a socket of its own
+    return message

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
@@ -15,9 +15,20 @@ from router.gateway.requests import BodyBudget, Message, Receive, Scope, Send, r
 class Application(Protocol):
     """An ASGI application."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Serve one connection."""
         ...
+
+
+class Switch:
+    """An application that may be exchanged: what it began to serve, it serves to the end."""
+
+    def __init__(self, application: Application) -> None:
+        self.application = application
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """Serve one connection by the application of now."""
+        return self.application(scope, receive, send)
 
 
 class Dispatcher:

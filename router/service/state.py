@@ -12,6 +12,7 @@ from router.domain.topology import ClusterKind
 from router.domain.units import Seconds, Tokens, to_gbps
 from router.ports import Clock
 from router.service.admission import Admission
+from router.service.config_record import ConfigRecord
 from router.service.decisions import Document
 from router.service.fleet import Fleet, Member
 from router.service.links import LinkBoard
@@ -41,12 +42,14 @@ class StateReport:
         store_is_up: Callable[[], bool],
         describe_workers: Callable[[], Awaitable[Document]],
         tokenizers: Mapping[str, Callable[[], Document]],
+        config: ConfigRecord,
     ) -> None:
         """`store` names the kind of store, without credentials.
 
         `describe_workers` tells which process answers, and which others the gateway has;
         `tokenizers` tell, by model, how prompts are counted in process.
         """
+        self._config = config
         self._describe_workers = describe_workers
         self._fleet = fleet
         self._links = links
@@ -66,6 +69,7 @@ class StateReport:
         return {
             "at": self._clock.now().isoformat(),
             **await self._describe_workers(),
+            "config": self._config.describe(),
             "store": {"kind": self._store, "up": self._store_is_up()},
             "models": [self._model(model) for model in self._catalog.models],
             "clusters": [

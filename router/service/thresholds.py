@@ -79,6 +79,13 @@ class ThresholdLoop:
         self._period = period
         self._inputs: dict[tuple[str, str], _Inputs] = {}
 
+    def reconfigure(
+        self, models: Iterable[ServedModel], *, rules: StepRules, period: Seconds
+    ) -> None:
+        """Go on with other models and rules: everything is solved anew, and steps go on."""
+        self._models, self._rules, self._period = tuple(models), rules, period
+        self._inputs.clear()
+
     async def run(self) -> None:
         """Look every period until cancelled."""
         while True:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from kvmeta.types import SourceState
 from router.domain.decision import Reason, Regime, Route
 from router.domain.topology import Role
+from router.service.config_record import ReloadOutcome
 from router.service.relay_ports import FailureKind, Fallback, KvOutcome
 
 PREFIX = "prfaas_"
@@ -54,6 +55,7 @@ LABELS: dict[str, frozenset[str]] = {
         "upstream_errors_total": "instance kind",
         "kv_bytes_total": "outcome",
         "tokenizer_drift_total": "",
+        "config_reloads_total": "outcome",
         "store_up": "",
     }.items()
 }
@@ -85,6 +87,7 @@ VALUES: dict[tuple[str, str], Iterable[str]] = {
     ("fallbacks_total", "reason"): Fallback,
     ("upstream_errors_total", "kind"): FailureKind,
     ("kv_bytes_total", "outcome"): KvOutcome,
+    ("config_reloads_total", "outcome"): ReloadOutcome,
 }
 """Label values from a closed list, the product's own where the code has one."""
 

@@ -57,7 +57,7 @@ async def test_every_route_is_described(tmp_path: Path) -> None:
     """All that the framework and the relay serve is in the document, and nothing else is."""
     server = {"passthrough_paths": ["/tokenize", "/v1/audio/transcriptions"]}
     async with scripted_system(tmp_path, server=server) as system:
-        front = system.gateway.application
+        front = system.gateway.application.application
         assert isinstance(front, Dispatcher)
         assert isinstance(front._others, BoundedBodies)
         app = front._others._application

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from tests.fakes.live_engines import DONE, LiveEngine, chat_event
 from tests.fakes.processes import RunningCommand, gone, prfaas
@@ -69,6 +70,17 @@ class Crew:
         async with asyncio.timeout(within):
             while (await self.metrics()).total("instance_inflight") != count:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.05)
+
+    async def until_config(self, fingerprint: str, within: float = 15.0) -> None:
+        """Wait until every worker goes by a configuration: all are told at once."""
+        async with asyncio.timeout(within):
+            while {each["config"] for each in (await self.state())["workers"]} != {fingerprint}:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.02)
+
+    async def status_of(self, path: str) -> int:
+        """Ask whichever worker takes the connection."""
+        async with self.client() as client:
+            return (await client.get(path)).status_code
 
     async def complete(self, count: int, within: float = 30.0) -> Document:
         """Wait until so many workers live; return the state."""
@@ -255,6 +267,35 @@ async def until_refused(crew: Crew) -> None:
             except httpx.TransportError:
                 pass  # taken by a closing listener, and let go
             await asyncio.sleep(0.02)
+
+
+async def test_all_workers_reload_or_none(tmp_path: Path) -> None:
+    """A change is in force in every worker, a bad one in none; newcomers go by what is in force."""
+    async with serving(tmp_path, workers=2) as crew:
+        path = tmp_path / "prfaas.yaml"
+        document = yaml.safe_load(path.read_text("utf-8"))
+        document["models"][0]["aliases"] = ["small"]
+        path.write_text(yaml.safe_dump(document), "utf-8")
+        crew.command.send(signal.SIGHUP)
+        told = await crew.command.said("configuration (.*) is in force")
+        await crew.until_config(told[1])
+        assert {await crew.status_of("/v1/models/small") for _ in range(10)} == {200}
+        (tmp_path / "broken").mkdir()
+        (tmp_path / "broken" / "tokenizer.json").write_text("{}")
+        bad = {**document["models"][0], "tokenizer": {"kind": "hf", "path": "./broken"}}
+        path.write_text(yaml.safe_dump({**document, "models": [bad]}), "utf-8")
+        crew.command.send(signal.SIGHUP)
+        await crew.command.said("the old configuration stays in force: .*tokenizer")
+        assert {await crew.status_of("/v1/models/small") for _ in range(10)} == {200}
+        # The file is bad now: who begins anew begins with what is in force.
+        victim = (await crew.state())["workers"][0]
+        os.kill(victim["pid"], signal.SIGKILL)
+        await gone([victim["pid"]])
+        await crew.complete(2)
+        await crew.until_config(told[1])
+        metrics = await crew.metrics()
+        assert metrics.total("config_reloads_total", outcome="applied") == 1
+        assert metrics.total("config_reloads_total", outcome="refused") == 1
 
 
 async def test_no_worker_outlives_its_supervisor(tmp_path: Path) -> None:
