@@ -69,6 +69,7 @@ def closed_values(schema: Object, path: tuple[str, ...] = ()) -> Iterator[tuple[
     [
         ({"replicaCount": 2}, "replicaCount is 2, but config.store.url is memory://"),
         ({"autoscaling": {"enabled": True}}, "autoscaling.enabled needs a store"),
+        ({"workers": 2}, "workers is 2, but config.store.url is memory://"),
         ({"replicaCount": 2, "config": {"store": {"url": None}}}, "replicaCount is 2"),
     ],
 )
@@ -87,6 +88,18 @@ def test_a_shared_store_may_have_many_replicas(chart: helm.Chart) -> None:
     assert "replicas" not in scaled["Deployment"]["spec"]
     target = scaled["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
     assert target["name"] == scaled["Deployment"]["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "passed"), [(1, []), (4, ["--workers", "4"])], ids=["one", "four"]
+)
+def test_workers_are_passed_to_the_gateway(
+    chart: helm.Chart, workers: int, passed: list[str]
+) -> None:
+    """With a shared store a pod runs as many processes as it is told; one is the command's own."""
+    rendered = render(chart, merged(SHARED_STORE, {"workers": workers}))
+    (container,) = rendered["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["serve", "--config", "/etc/prfaas/config.yaml", *passed]
 
 
 def test_r63_a_grace_period_shorter_than_the_drain_is_refused(chart: helm.Chart) -> None:

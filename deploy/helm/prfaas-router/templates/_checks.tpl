@@ -7,6 +7,9 @@ Refuses what a schema cannot: values that are each fine but wrong together.
 {{- if .Values.autoscaling.enabled -}}
 {{- fail "autoscaling.enabled needs a store that all replicas share: config.store.url is memory://, which lives in one pod" -}}
 {{- end -}}
+{{- if gt (int .Values.workers) 1 -}}
+{{- fail (printf "workers is %d, but config.store.url is memory://, which lives in one process: set workers to 1 or name a shared store" (int .Values.workers)) -}}
+{{- end -}}
 {{- if gt (int .Values.replicaCount) 1 -}}
 {{- fail (printf "replicaCount is %d, but config.store.url is memory://, which lives in one pod: set replicaCount to 1 or name a shared store" (int .Values.replicaCount)) -}}
 {{- end -}}
