@@ -22,7 +22,6 @@ from router.compose.core import Core, build_core, put_in_force, renew_core, watc
 from router.compose.ingest import build_shard
 from router.compose.models import (
     CompositionError,
-    Layouts,
     fits,
 )
 from router.compose.reloading import ReloadRefused
@@ -153,13 +152,7 @@ class Gateway:
         application, admin = build_applications(
             core, build_routing(core), self.membership, self.orders, self.budget
         )
-        layout_of = Layouts(core.settings)
-        known = self.membership.configured
-        renamed = frozenset(
-            each.name
-            for each in topology.instances
-            if each.name in known and layout_of(each) != self.core.layouts(known[each.name])
-        )
+        renamed = core.layouts.renamed_by(core.settings, self.membership.configured)
         return Readied(settled, core, topology, application, admin, {}, renamed)
 
     # -- running

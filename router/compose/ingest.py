@@ -17,14 +17,17 @@ from router.compose.models import Layouts, fits
 from router.ports import Clock, StateStore
 from router.service.membership import Followed
 from router.service.order_book import OrderBook
+from router.service.orders import Orders
 from router.settings import Settings, build_topology
+from router.settings.reloads import Settled
 
 
 @dataclass(frozen=True, slots=True)
 class IngestShard:
     """One shard, ready to run: it follows its share of the instances' sources.
 
-    With `orders` it knows by itself which instances there are; without, `feed` is told.
+    With `orders` it knows by itself which instances there are, and is a `Reloadable`; without,
+    `feed` is told.
     """
 
     feed: IngestFeed
@@ -33,6 +36,7 @@ class IngestShard:
     following: KvIngest
     engines: HttpEngineClient
     followed: Followed
+    layouts: Layouts
     orders: OrderBook | None = None
 
     async def run(self) -> None:
@@ -49,6 +53,18 @@ class IngestShard:
                 tasks.create_task(self.discovery.run())
         finally:
             await self.engines.aclose()
+
+    async def reload(self, settled: Settled) -> None:
+        """Follow the instances of another configuration; those that stay are followed on."""
+        settings = settled.loaded.settings
+        renamed = self.layouts.renamed_by(settings, self.followed.configured)
+        self.layouts.settings = settings
+        self.followed.reconfigure(build_topology(settings).instances, usable=fits(settings))
+        orders = Orders() if self.orders is None else self.orders.orders
+        await self.followed.carry_out(self.followed.turn_to(orders, renamed=renamed))
+
+    def note_refused(self, message: str) -> None:
+        """The log has told; nobody asks this process."""
 
 
 def build_shard(
@@ -94,5 +110,6 @@ def build_shard(
         following=following,
         engines=engines,
         followed=followed,
+        layouts=layout_of,
         orders=None if state is None else OrderBook(state, clock, followed.follow),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kvmeta.types import CacheLayout
 from router.control.limits import TenantLimits
@@ -12,7 +12,7 @@ from router.domain.units import from_gbps
 from router.gateway.admin_room import AdminKey, AdminRole
 from router.service.models import ModelCatalog, ServedModel, TokenizerKind
 from router.service.tenants import Tenant
-from router.settings import Loaded, ProfileFile, Settings, build_layout, digest_key
+from router.settings import Loaded, ProfileFile, Settings, build_layout, build_topology, digest_key
 from router.settings.serving import (
     EngineTokenizerSettings,
     EstimateTokenizerSettings,
@@ -123,6 +123,15 @@ class Layouts:
         name = instance.model or models[0].name
         model = next(model for model in models if model.name == name)
         return build_layout(model, self.settings, revision=instance.revision)
+
+    def renamed_by(self, settings: Settings, known: Mapping[str, Instance]) -> frozenset[str]:
+        """Return which of the instances that stay would have their blocks named otherwise."""
+        other = Layouts(settings)
+        return frozenset(
+            each.name
+            for each in build_topology(settings).instances
+            if each.name in known and other(each) != self(known[each.name])
+        )
 
 
 def fits(settings: Settings) -> Callable[[Instance], bool]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kvmeta.backends.memory import MemoryIndex
 from kvmeta.errors import LeaseLost
@@ -23,6 +24,7 @@ from router.domain.topology import Instance, Role
 from router.service.order_book import ORDERS
 from router.service.orders import Orders, encode_orders
 from router.settings import Settings, load
+from router.settings.reloads import settle
 from tests.fakes.clocks import FakeClock
 from tests.fakes.kv_events import Engine, payload
 from tests.fakes.kv_publisher import KvPublisher
@@ -205,6 +207,28 @@ async def test_instances_come_and_go_as_operators_order(tmp_path: Path) -> None:
         await built.state.write(ORDERS, encode_orders(Orders()), after=1)
         await shared_out(built, "a", "b")
         assert "late" not in await built.reports()
+
+
+async def test_instances_come_and_go_with_the_file(tmp_path: Path) -> None:
+    """A reload lets a shard follow what is new and forget what is gone, and no more than that."""
+    async with scene(tmp_path) as built, KvPublisher() as late:
+        built.start("a")
+        await shared_out(built, "a")
+        await built.publish()
+        await built.until_synced(blocks=2)
+        path = tmp_path / "prfaas.yaml"
+        running = load(path, {})
+        document = yaml.safe_load(path.read_text("utf-8"))
+        entries = document["clusters"][0]["instances"]
+        entry = {"kv_events": late.endpoint, "kv_replay": late.replay_endpoint}
+        entries[0] = {**entries[0], "name": "late", **entry}
+        path.write_text(yaml.safe_dump(document), "utf-8")
+        await built.shards["a"].reload(settle(running, load(path, {})))
+        expected = sorted({*NAMES, "late"} - {NAMES[0]})
+        await until(lambda: sorted(built.held("a")) == expected)
+        reports = await built.reports()
+        assert NAMES[0] not in reports
+        assert all(reports[name].blocks == 2 for name in NAMES[1:])
 
 
 async def test_a_shard_that_ends_hands_over_at_once(tmp_path: Path) -> None:
