@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from router.commands.output import FAILED, AsJson, CommandFailed, Unusable, print_json
+from router.commands.output import FAILED, AsJson, Unusable, print_json
+from router.commands.pages import write_page
 from router.commands.plan_page import render_page
 from router.commands.plan_view import show_plan
 from router.compose.models import CompositionError
@@ -51,17 +52,10 @@ def plan(
     except (CompositionError, CurveError, WorkloadError, TooManyAllocations) as error:
         raise Unusable(f"{loaded.shown}: {error}") from error
     if html is not None:
-        _write(html, render_page(made))
+        write_page(html, render_page(made))
     if as_json:
         print_json(describe_plan(made))
     else:
         show_plan(made)
     if check and not made.verdicts.passed:
         raise typer.Exit(FAILED)
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        path.write_text(page, "utf-8")
-    except OSError as error:
-        raise CommandFailed(f"{path} cannot be written: {error.strerror}") from error

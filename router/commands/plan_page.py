@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from typing import Final
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from router.commands.charts import Axis, Bar, Mark, Series, draw_bars, draw_lines, top_of
+from router.commands.pages import render_template
 from router.commands.plan_view import comparison_row
 from router.commands.plan_words import AXES, DOUBTS, gate_facts, say_verdict
 from router.planning import sensitivity
@@ -43,11 +42,8 @@ class _Plot:
 def render_page(plan: Plan) -> str:
     """Return the page."""
     figures = list_figures(plan)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    template = environment.from_string(
-        resources.files("router.commands").joinpath("plan_files/page.html.j2").read_text("utf-8")
-    )
-    return template.render(
+    return render_template(
+        "plan_files/page.html.j2",
         plan=plan,
         verdict=say_verdict(plan),
         doubts=DOUBTS,
