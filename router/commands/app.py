@@ -11,7 +11,19 @@ from typing import Annotated, Final
 import typer
 from typer.exceptions import TyperException
 
-from router.commands import config, ctl, demo, engines, explain, kvmeta, plan, replay, serve, worker
+from router.commands import (
+    config,
+    ctl,
+    demo,
+    engines,
+    explain,
+    kvmeta,
+    plan,
+    replay,
+    serve,
+    simulate,
+    worker,
+)
 from router.commands.output import FAILED, INTERRUPTED, UNUSABLE, CommandFailed, print_fault
 from router.settings import SettingsError
 
@@ -26,6 +38,7 @@ REGISTRATIONS: Final[tuple[Callable[[typer.Typer], None], ...]] = (
     explain.register,
     plan.register,
     replay.register,
+    simulate.register,
 )
 """Every module of this package that adds commands."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import assert_never
@@ -135,7 +136,7 @@ def _lengths(settings: ScenarioSettings) -> Workload:
 
 
 def _trace_lengths(trace: TraceSettings) -> Workload:
-    requests = list(_read_trace(trace.path))
+    requests = list(read_trace(trace.path))
     if not requests:
         raise CompositionError(f"{trace.path} holds no request")
     if not trace.reuse:
@@ -146,9 +147,10 @@ def _trace_lengths(trace: TraceSettings) -> Workload:
     )
 
 
-def _read_trace(path: Path) -> Iterator[TraceRequest]:
+def read_trace(path: Path) -> Iterator[TraceRequest]:
+    """Yield a trace's requests, of a gzipped file too. Raises CompositionError."""
     try:
-        with path.open("rb") as lines:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
             yield from parse_trace(lines)
     except OSError as error:
         raise CompositionError(f"{path} cannot be read: {error.strerror}") from error

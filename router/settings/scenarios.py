@@ -38,6 +38,7 @@ from router.settings.interpolation import interpolate
 from router.settings.neighbours import Naming, point_here
 from router.settings.profile_files import ProfileFile, read_profile
 from router.settings.secrets import Surroundings
+from router.settings.simulated import SimulationSettings
 from router.settings.validation import UNKNOWN_KEY, Complaint, validate_value
 
 Source = Literal["measured", "modelled", "quoted"]
@@ -280,6 +281,8 @@ class ScenarioSettings(Section):
     """What the prefix caches should hold."""
     solve: ModelFormSettings = ModelFormSettings()
     """How the model is solved."""
+    simulation: SimulationSettings = SimulationSettings()
+    """How `prfaas simulate` lets the traffic come."""
 
 
 @dataclass(frozen=True, slots=True)

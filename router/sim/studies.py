@@ -172,6 +172,11 @@ def with_aging(study: Study, aging: Seconds) -> Study:
     return replace(study, slack=replace(study.slack, aging=aging))
 
 
+def link_name(source: str, target: str) -> str:
+    """Return the name of a study's link."""
+    return f"{source}-{target}"
+
+
 def _promise(study: Study, workload: Workload) -> Reference:
     """Return what requests are promised: the unloaded TTFT under the tuned threshold."""
     deployment = study.deployment
@@ -219,7 +224,7 @@ def _build(study: Study, deployment: Deployment, rule: RuleSpec) -> PlantSpec:
     return PlantSpec(
         pools=(home, *remote),
         links=tuple(
-            LinkSpec(f"{pool.name}-{pd.name}", pool.name, pool.egress, deployment.overlap)
+            LinkSpec(link_name(pool.name, pd.name), pool.name, pool.egress, deployment.overlap)
             for pool in deployment.remotes
         ),
         decode=DecodeSpec(round(pd.rules.slots), pd.rules.step_seconds, study.reserved),
