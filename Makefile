@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
 PEER   := build/bench/vllm-router
 
-.PHONY: help demo test redis long bench soak fuzz lint types check lock clean
+.PHONY: help demo test redis long evidence bench soak fuzz lint types check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -38,6 +38,9 @@ soak: $(VENV)/.dev redis ## mixed traffic and faults, then the books: make soak 
 
 fuzz: $(VENV)/.dev ## spoilt requests and answers by the thousand, from a new seed (ARGS="--inputs 100000")
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+evidence: $(VENV)/.runtime ## simulate all ways to route and write docs/evidence.md
+	$(BIN)/python -m bench.evidence $(ARGS)
 
 check: lint types
 

@@ -40,8 +40,8 @@ from router.domain.units import Seconds
 class SlackRules:
     """How long is too long, and what stealing may cost.
 
-    `aging` trades goodput for the tail: at 15 s the P99 of the case study under load is a quarter
-    over the paper's rule's, for all but a few percent of the goodput of a free tail. `stretch`: an
+    `aging` trades goodput for the tail: at 15 s the P99 of the case study under load is at most 1.3
+    times the paper's rule's, for all but a few percent of the goodput of a free tail. `stretch`: an
     instance of the offloading pool is worth about three of the home's (2.7 to 2.9 from 32K to 128K
     in the case study), so stealing between pools passes and recomputing a long prefix does not.
     """

@@ -182,7 +182,7 @@ def usable_tokens(belief: CacheBelief, total: Tokens) -> Tokens:
 
     Engines recompute the last token, so a whole prompt is never cached.
     """
-    return max(0, min(belief.tokens or 0, total - 1))
+    return max(0, min(belief.tokens, total - 1)) if belief.tokens else 0
 
 
 def _look_around(snapshot: Snapshot, cluster: ClusterView) -> _Home:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from router.compose.studies import build_study
 from router.settings.scenarios import load_scenario
 from router.sim.plants import Conversion, LinkChange
 from router.sim.studies import Contestant
-from router.sim.tournaments import list_runs, run_all
+from router.sim.tournaments import compare, list_runs, rank, run_all
 from router.sim.traffic import SessionTraffic, TraceTraffic
 
 EXAMPLES = Path(__file__).parents[2] / "examples/scenarios"
@@ -114,3 +115,19 @@ def test_conversions_and_link_changes_are_read(tmp_path: Path) -> None:
     assert change == LinkChange(5, "prfaas-west-pd-east", 1e9)  # type: ignore[arg-type]
     assert isinstance(conversion, Conversion)
     assert (conversion.instance, conversion.seconds) == ("pd-east-p0", 3)
+
+
+def test_ratios_are_of_means_with_the_jackknifes_interval() -> None:
+    """Twice the goodput in every run is exactly twice; one lean run of the other does not lead."""
+    study = build_study(load_scenario(CASE, {}), requests=40)
+    figures = run_all(list_runs(study, [Contestant.PAPER], 3), 1, lambda _run: None)
+    (paper,) = rank(study, [Contestant.PAPER], 3, figures)
+    doubled = replace(paper, runs=[replace(run, goodput=2 * run.goodput) for run in paper.runs])
+    exact = compare(doubled, paper, "goodput")
+    assert (exact.mean, exact.half) == pytest.approx((2.0, 0.0), abs=1e-9)
+    some = zip(paper.runs, (1, 2, 0.01), strict=True)
+    lean = [replace(run, goodput=goodput) for run, goodput in some]
+    flat = [replace(run, goodput=2.0) for run in paper.runs]
+    led = compare(replace(paper, runs=flat), replace(paper, runs=lean), "goodput")
+    assert led.mean == pytest.approx(6 / 3.01)
+    assert led.half > 0
