@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -82,13 +83,19 @@ class Breaking:
         finally:
             self._broken.discard(name)
 
-    async def _note(self, what: str, fault: Awaitable[None]) -> None:
+    @contextmanager
+    def noting(self, what: str) -> Iterator[None]:
+        """Count a fault, and tell of it while it lasts."""
         self.done[what.partition(" ")[0]] += 1
         self.now.add(what)
         try:
-            await fault
+            yield
         finally:
             self.now.discard(what)
+
+    async def _note(self, what: str, fault: Awaitable[None]) -> None:
+        with self.noting(what):
+            await fault
 
     async def _status(self, engine: EngineProcess) -> None:
         status = self.chance.choice([500, 502, 503, 429, 400])
@@ -165,4 +172,5 @@ class Breaking:
 
     async def _admin(self, method: str, path: str, body: Document) -> None:
         answer = await self.admin.request(method, f"/admin/v1/{path}", json=body, timeout=30.0)
-        answer.raise_for_status()
+        if answer.status_code != 404:  # a reload may have taken the instance away for a while
+            answer.raise_for_status()

@@ -23,6 +23,7 @@ from tests.fakes.redis_servers import Server, redis_server
 from tests.fakes.systems import Document, Metrics
 from tests.soak.accounts import Books, count_codes, read_log
 from tests.soak.faults import Breaking
+from tests.soak.reloads import Reloading
 from tests.soak.traffic import TENANTS, Asking
 from tests.soak.visits import Ending, Result, pay_visit
 from tests.soak.vitals import Vitals, growth_bytes, read_vitals
@@ -46,7 +47,8 @@ Say = Callable[[str], None]
 class SoakOptions:
     """What is run. `clients` ask at once, each again after a short pause.
 
-    Several `workers` share a Redis, so there is one then.
+    Several `workers` share a Redis, so there is one then. With `reloads` the configuration changes
+    by SIGHUP about twice a minute.
     """
 
     minutes: float = 5.0
@@ -54,6 +56,7 @@ class SoakOptions:
     clients: int = 24
     workers: int = 1
     with_redis: bool = False
+    reloads: bool = False
 
 
 @dataclass(slots=True)
@@ -87,6 +90,8 @@ class Soak:
         self._began = time.monotonic()
         self._results: list[Result] = []
         self._looks: list[Vitals] = []
+        chance = random.Random(f"{options.seed}-reloads")
+        self._reloading = Reloading(fleet.configuration, gateway, chance)
         self._books = Books()
 
     async def run(self, client: httpx.AsyncClient, store: Server | None) -> Report:
@@ -98,6 +103,8 @@ class Soak:
         counted = count_codes(await self._scrape(client))
         breaking = self._breaking(client, store)
         await self._storm(breaking)
+        if self._options.reloads:
+            await self._reloading.restore()
         await breaking.heal()
         await self._until_ready(client)
         state = await self._settled(client)
@@ -125,6 +132,8 @@ class Soak:
             asyncio.create_task(breaking.run()),
             asyncio.create_task(self._watch(breaking)),
         ]
+        if self._options.reloads:
+            beside.append(asyncio.create_task(self._reloading.run(breaking.noting)))
         try:
             async with asyncio.TaskGroup() as clients:
                 for number in range(self._options.clients):
@@ -215,7 +224,8 @@ class Soak:
         async with asyncio.timeout(_SETTLE_SECONDS):
             while True:
                 state = await self._state(client)
-                if all(instance["ready"] for instance in state["instances"]):
+                ready = {each["name"] for each in state["instances"] if each["ready"]}
+                if ready == self._fleet.engines.keys():
                     return
                 await asyncio.sleep(0.1)
 
