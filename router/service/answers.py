@@ -85,6 +85,10 @@ class Rewriter:
         self._model = None if edits.model is None else json_text(edits.model)
         self._wanted = _NAMED if self._model else _UNNAMED
 
+    def concerns(self, text: bytes) -> bool:
+        """Whether anything in `text` may have to be changed or noted."""
+        return self._wanted.search(text) is not None
+
     def rewrite(self, text: bytes) -> Rewritten:
         """Return `text`: itself, unless it is an object that needs a change.
 

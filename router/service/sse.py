@@ -7,12 +7,15 @@ what is in it may have to be rewritten. How the network cuts the stream changes 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
 
 from router.service.answers import Rewriter
 from router.service.relay_ports import Usage
+
+_CONTENT: Final = b'"choices":[{'
 
 MAX_HELD_BYTES: Final = 32 * 1024 * 1024
 """A line over this passes as it is. A million prompt token ids as JSON are about 7 MB."""
@@ -27,6 +30,10 @@ _LAST_EVENTS: Final = frozenset(
     }
 )
 """Names of the events that end a stream without `[DONE]` (Messages, Responses)."""
+
+
+_PLAIN_EVENTS: Final = re.compile(rb'(?:data: \{(?!"error")[^\r\n]*\}\n\n)+')
+"""Events of one line each with an object that is whole, as nearly all of a stream are."""
 
 
 class EventStream:
@@ -88,6 +95,20 @@ class EventStream:
         return b"%s%sdata: %s\n\n" % (start, name, msgspec.json.encode(told))
 
     def _take(self, chunk: bytes) -> list[bytes]:
+        if self._open or self._held or self._event or self._after_cr or self._overlong:
+            return self._take_any(chunk)
+        plain = _PLAIN_EVENTS.match(chunk)
+        if plain is None:
+            return self._take_any(chunk)
+        end = plain.end()
+        events = chunk if end == len(chunk) else chunk[:end]
+        if self._rewriter.concerns(events):
+            return self._take_any(chunk)
+        self.content_events += events.count(_CONTENT)
+        return [events] if events is chunk else [events, *self._take_any(chunk[end:])]
+
+    def _take_any(self, chunk: bytes) -> list[bytes]:
+        """Take what has to be looked at line by line."""
         out: list[bytes] = []
         if self._after_cr and chunk:
             self._after_cr = False
@@ -174,7 +195,7 @@ class EventStream:
         """Note what an event's data tells; return it, rewritten if need be."""
         if payload.startswith(b'{"error"'):
             self.ended = True
-        elif b'"choices":[{' in payload:
+        elif _CONTENT in payload:
             self.content_events += 1
         rewritten = self._rewriter.rewrite(payload)
         self.usage = rewritten.usage or self.usage

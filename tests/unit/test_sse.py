@@ -129,3 +129,24 @@ def test_wrapped_answers_are_rewritten_too() -> None:
     start = b'data: {"message":{"usage":{"input_tokens":9,"cache_read_input_tokens":8}}}\n'
     message = json.loads(stream.feed(start)[6:])["message"]
     assert message["usage"] == {"input_tokens": 9, "cache_read_input_tokens": 5}
+
+
+def test_plain_events_are_copied_and_counted_as_single_ones_are() -> None:
+    """A piece of many whole events is what they are one by one: bytes, counts, usage and end."""
+    token = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}\n\n'
+    hidden = b'data: {"choices":[{"index":0}],"kv_transfer_params":{"host":"h"}}\n\n'
+    last = b"data: [DONE]\n\n"
+    for events in (
+        [token] * 5,
+        [token, token, usage, last],
+        [token, hidden, token, usage, last],
+        [b": ping\n\n", token, b"event: x\n" + token, b'data: {"error":{}}\n\n', token],
+    ):
+        whole, single = a_stream(), a_stream()
+        together = whole.feed(b"".join(events)) + whole.finish()
+        alone = b"".join(map(single.feed, events)) + single.finish()
+        assert together == alone
+        assert b'"host"' not in together
+        for name in ("content_events", "ended", "usage"):
+            assert getattr(whole, name) == getattr(single, name)
