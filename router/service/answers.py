@@ -28,8 +28,10 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-_UNNAMED: Final = re.compile(rb'"(?:kv_transfer_params|usage)"')
-_NAMED: Final = re.compile(rb'"(?:kv_transfer_params|usage|model)"')
+# vLLM's completions say `"usage":null` in every event: there is nothing to read or hide in a null.
+_NOTABLE: Final = rb'"(?:kv_transfer_params|usage)"(?!\s*:\s*null)'
+_UNNAMED: Final = re.compile(_NOTABLE)
+_NAMED: Final = re.compile(_NOTABLE + rb'|"model"')
 
 
 _Told = Annotated[int, msgspec.Meta(ge=0)]
