@@ -157,7 +157,8 @@ class Exchange:
         self.begun = True
         self._pieces.append(piece)
         self._buffered += len(piece)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         return self._buffered > HIGH_WATER_BYTES
 
     def finish(self) -> None:
@@ -173,5 +174,6 @@ class Exchange:
                 self._waiter.set_exception(error)
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -327,10 +327,11 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Pass a piece of the body on; stop reading when too much of it is unread."""
-        if self._phase is not _Phase.BODY or self._exchange is None:
+        exchange = self._exchange
+        if exchange is None or self._phase is not _Phase.BODY:
             return
         self._barren = 0
-        if self._exchange.receive(body) and self._transport is not None:
+        if exchange.receive(body) and self._transport is not None:
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
