@@ -77,8 +77,8 @@ def keep_prompt(layout: CacheLayout, prompt: PromptBlocks) -> Kept | None:
     """
     unit, alignment = layout.block_size, layout.declared_alignment
     computed = prompt.limit + 1
-    sparse = any(group.kind is not GroupKind.FULL_ATTENTION for group in layout.groups)
-    if not sparse:
+    kinds = [group.kind for group in layout.groups]
+    if kinds.count(GroupKind.FULL_ATTENTION) == len(kinds):
         kept = Kept(
             prompt.hashes[: computed // unit], unit, alignment, beyond=unit if layout.eagle else 0
         )

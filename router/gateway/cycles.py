@@ -216,23 +216,19 @@ class Cycle:
         """Write the head. Raises RuntimeError for a field that HTTP does not allow."""
         self.response_started = True
         self.waiting_for_100_continue = False
-        lines = [STATUS_LINE[status]]
-        closing = False
-        framed = self._is_head or status in (204, 304)
-        for name, value in self._own_fields:
-            lines.append(b"%b: %b\r\n" % (name, value))
-        for name, value in fields:
-            lines.append(b"%b: %b\r\n" % (name, value))
-            if name == b"content-length":
-                self._left = int(value)
-            elif name == b"connection" and b"close" in value.lower():
-                closing = True
-        _check_fields(fields)
-        if closing:
+        names = [name for name, _ in fields]
+        values = [value for _, value in fields]
+        if _NOT_IN_NAMES.search(b"".join(names)) or _NOT_IN_VALUES.search(b"".join(values)):
+            raise RuntimeError("a response header has characters that HTTP does not allow")
+        lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % field for field in self._own_fields]]
+        lines += [b"%b: %b\r\n" % field for field in fields]
+        if b"content-length" in names:
+            self._left = int(values[names.index(b"content-length")])
+        if b"connection" in names and b"close" in values[names.index(b"connection")].lower():
             self.keep_alive = False
         elif not self.keep_alive:
             lines.append(b"connection: close\r\n")
-        if framed:
+        if self._is_head or status in (204, 304):
             self._left = 0
         elif self._left is None:
             lines.append(b"transfer-encoding: chunked\r\n")
@@ -261,11 +257,3 @@ class Cycle:
             if not self.keep_alive:
                 self._transport.close()
             self._on_response()
-
-
-def _check_fields(fields: Fields) -> None:
-    """Raise RuntimeError for a field that could be read as several."""
-    if _NOT_IN_NAMES.search(b"".join([name for name, _ in fields])):
-        raise RuntimeError("a response header has a name that HTTP does not allow")
-    if _NOT_IN_VALUES.search(b"".join([value for _, value in fields])):
-        raise RuntimeError("a response header has a value that HTTP does not allow")

@@ -444,17 +444,17 @@ def routing_headers(decision: Decision, total: Tokens) -> list[tuple[bytes, byte
     `x-prfaas-prefill` is absent where the decode instance computed the prompt itself, and
     `x-prfaas-cached-tokens`, the belief for the computing instance, where it is unknown.
     """
-    told: list[tuple[bytes, object]] = [
-        (b"x-prfaas-route", decision.route.value),
-        (b"x-prfaas-reason", decision.reason.value),
-        (b"x-prfaas-decode", decision.decode.instance),
-        (b"x-prfaas-total-tokens", total),
-        (b"x-prfaas-uncached-tokens", decision.uncached_tokens),
-        (b"x-prfaas-threshold", decision.threshold),
+    told = [
+        (b"x-prfaas-route", decision.route.encode("latin-1")),
+        (b"x-prfaas-reason", decision.reason.encode("latin-1")),
+        (b"x-prfaas-decode", decision.decode.instance.encode("latin-1")),
+        (b"x-prfaas-total-tokens", b"%d" % total),
+        (b"x-prfaas-uncached-tokens", b"%d" % decision.uncached_tokens),
+        (b"x-prfaas-threshold", b"%d" % decision.threshold),
     ]
     computing = decision.prefill or decision.decode
     if decision.prefill is not None:
-        told.append((b"x-prfaas-prefill", decision.prefill.instance))
+        told.append((b"x-prfaas-prefill", decision.prefill.instance.encode("latin-1")))
     if computing.cached_tokens is not None:
-        told.append((b"x-prfaas-cached-tokens", computing.cached_tokens))
-    return [(name, str(value).encode("latin-1")) for name, value in told]
+        told.append((b"x-prfaas-cached-tokens", b"%d" % computing.cached_tokens))
+    return told

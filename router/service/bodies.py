@@ -399,7 +399,11 @@ def _read_prompt_value(text: bytes) -> Prompt:
 
 def _may_split(fields: Mapping[str, msgspec.Raw], kind: BodyKind, prompt: Prompt) -> bool:
     """Whether one instance may compute the prompt and another the answer (DESIGN 5)."""
-    if isinstance(prompt, OpaquePrompt) or any(_is_several(fields, name) for name in _SEVERAL):
+    if isinstance(prompt, OpaquePrompt):
+        return False
+    if fields.keys().isdisjoint((*_SEVERAL, *_INDIVISIBLE[kind])):
+        return True
+    if any(_is_several(fields, name) for name in _SEVERAL):
         return False
     return not any(_is_set(fields, name) for name in _INDIVISIBLE[kind])
 

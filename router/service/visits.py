@@ -105,7 +105,8 @@ class Visit:
         """
         if self._slot is None:
             return frozenset()
-        return self._admission.full(model) - {self._slot.instance}
+        full = self._admission.full(model)
+        return full - {self._slot.instance} if full else full
 
     def settle(self, instance: str) -> None:
         """Hold the slot at the instance that was decided: one that `full` did not name."""
