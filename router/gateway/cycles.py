@@ -2,7 +2,7 @@
 
 What uvicorn does for every request, and few need: an event, two searches for each field of the
 head, a task that waits for the client to leave. Here nobody waits who need not, a head is checked
-and written as a whole, and who wants to know when the client leaves is called (ADR 10).
+and written as a whole, and who wants to know when the client leaves is called (ADR 12).
 """
 
 from __future__ import annotations

@@ -42,11 +42,16 @@ class AnswerWatch(Protocol):
 
 
 class WholeAnswer(Struct, frozen=True, gc=False):
-    """A response read to its end and unpacked; `headers` are those for the client."""
+    """A response read to its end and unpacked; `sent` are its header fields."""
 
     status: int
-    headers: Headers
+    sent: Headers
     body: bytes
+
+    @property
+    def headers(self) -> Headers:
+        """Those of the header fields that are for the client."""
+        return select_answer_headers(self.sent)
 
 
 async def read_whole(response: EngineResponse, instance: str) -> WholeAnswer:
@@ -59,7 +64,7 @@ async def read_whole(response: EngineResponse, instance: str) -> WholeAnswer:
     except BaseException:
         await response.aclose()
         raise
-    return WholeAnswer(response.status, select_answer_headers(response.headers), body)
+    return WholeAnswer(response.status, response.headers, body)
 
 
 def select_answer_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -244,12 +249,13 @@ class AnswerReader:
 
 def _is_readable(coding: bytes) -> bool:
     """Whether a body with this Content-Encoding is plain here, or made so."""
-    return coding.strip().lower() in {b"", b"identity"} or can_unpack(coding)
+    return not coding or coding.strip().lower() in {b"", b"identity"} or can_unpack(coding)
 
 
 def _read_plain(response: EngineResponse, instance: str) -> AsyncIterator[bytes]:
     """Iterate over the body's bytes, unpacked where that is possible."""
-    if can_unpack(find_header(response.headers, b"content-encoding")):
+    coding = find_header(response.headers, b"content-encoding")
+    if coding and can_unpack(coding):
         return _unpack(response.chunks(), instance)
     return response.chunks()
 
