@@ -281,7 +281,8 @@ class Connection(asyncio.Protocol):
             self._offer()
 
     def _expects_bytes(self) -> bool:
-        return self._phase in {_Phase.HEAD, _Phase.BODY}
+        # By identity: a look-up in a set would hash the member, in Python.
+        return self._phase is _Phase.HEAD or self._phase is _Phase.BODY
 
     def eof_received(self) -> None:
         """The peer will send no more."""

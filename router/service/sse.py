@@ -58,6 +58,18 @@ class EventStream:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what came; return what can be passed on now."""
+        if not (self._open or self._held or self._event or self._after_cr or self._overlong):
+            plain = _PLAIN_EVENTS.match(chunk)
+            if plain is not None and not self._rewriter.concerns(chunk[: plain.end()]):
+                self.content_events += chunk.count(_CONTENT, 0, plain.end())
+                self._passed_cr = False
+                if plain.end() == len(chunk):
+                    return chunk
+                return chunk[: plain.end()] + self._feed_any(chunk[plain.end() :])
+        return self._feed_any(chunk)
+
+    def _feed_any(self, chunk: bytes) -> bytes:
+        """Take what has to be looked at line by line."""
         ready = b"".join(self._take(chunk))
         if ready:
             self._passed_cr = ready.endswith(b"\r")
@@ -95,20 +107,6 @@ class EventStream:
         return b"%s%sdata: %s\n\n" % (start, name, msgspec.json.encode(told))
 
     def _take(self, chunk: bytes) -> list[bytes]:
-        if self._open or self._held or self._event or self._after_cr or self._overlong:
-            return self._take_any(chunk)
-        plain = _PLAIN_EVENTS.match(chunk)
-        if plain is None:
-            return self._take_any(chunk)
-        end = plain.end()
-        events = chunk if end == len(chunk) else chunk[:end]
-        if self._rewriter.concerns(events):
-            return self._take_any(chunk)
-        self.content_events += events.count(_CONTENT)
-        return [events] if events is chunk else [events, *self._take_any(chunk[end:])]
-
-    def _take_any(self, chunk: bytes) -> list[bytes]:
-        """Take what has to be looked at line by line."""
         out: list[bytes] = []
         if self._after_cr and chunk:
             self._after_cr = False
