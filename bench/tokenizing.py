@@ -15,7 +15,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -120,7 +120,13 @@ def run(directory: Path, rounds: int) -> list[str]:
             rounds,
         ),
     ]
-    told = ours.describe()
+    return tell_page(lines, plain, f"{ours.describe()['encoder']}", proving, rounds)
+
+
+def tell_page(
+    lines: Sequence[Line], plain: HfTokenizer, encoder: str, proving: float, rounds: int
+) -> list[str]:
+    """Return the page's lines; `proving` took so many milliseconds."""
     return [
         "# Tokenizing in process, measured",
         "",
@@ -133,7 +139,7 @@ def run(directory: Path, rounds: int) -> list[str]:
         "|---|---|---|---|",
         *(line.tell() for line in lines),
         "",
-        f"Encoded by {told['encoder']}, which took {proving:,.0f} ms to prove once, beside"
+        f"Encoded by {encoder}, which took {proving:,.0f} ms to prove once, beside"
         " requests. Ids are compared in every round.",
         "",
     ]
