@@ -15,9 +15,7 @@ from collections.abc import Awaitable
 from importlib.resources import files
 from typing import Any, cast
 
-from redis.exceptions import RedisError
-
-from kvmeta.backends.redis_store import close_client
+from kvmeta.backends.redis_store import FAILURES, close_client
 from kvmeta.leases import LeaseStoreAway
 
 FENCE_SECONDS = 86_400.0
@@ -87,7 +85,7 @@ class RedisLeases:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 return await call
-        except (RedisError, OSError, TimeoutError) as error:
+        except (*FAILURES, TimeoutError) as error:
             raise LeaseStoreAway(type(error).__name__) from error
 
 

@@ -37,6 +37,11 @@ SOCKET_TIMEOUT_SECONDS = 10.0
 MAX_CONNECTIONS = 32
 """Round trips in flight at once in one process, of a millisecond each; more wait for their turn."""
 
+FAILURES = (RedisError, OSError, AttributeError)
+"""How redis-py says that a store is away. The last is its own slip: who is about to write on a
+connection of a Cluster which another task has just closed, as when its nodes are found anew, meets
+None instead of a stream."""
+
 _SCAN_KEYS = 500
 
 
@@ -237,7 +242,7 @@ class SingleStore:
             # The server was demoted: its name may lead to another one by now.
             await self._client.connection_pool.disconnect(inuse_connections=False)
             raise StoreError("the store is read-only") from error
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise StoreError(f"the store failed: {type(error).__name__}") from error
 
     async def scan(self, pattern: bytes) -> AsyncIterator[Sequence[bytes]]:
@@ -283,7 +288,7 @@ class ClusterStore:
                 for command in commands:
                     pipeline.execute_command(*command)
                 return await pipeline.execute()
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             # A failover moves shards: look at the map anew with the next command.
             raise StoreError(f"the store failed: {type(error).__name__}") from error
 
@@ -297,7 +302,7 @@ class ClusterStore:
         try:
             for script in _SCRIPTS:
                 await self._client.script_load(script.text)
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise StoreError(f"the store failed: {type(error).__name__}") from error
         return await self.read(commands)
 
@@ -314,7 +319,7 @@ class ClusterStore:
                 if len(keys) == _SCAN_KEYS:
                     yield keys
                     keys = []
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise StoreError(f"the store failed: {type(error).__name__}") from error
         if keys:
             yield keys
@@ -325,7 +330,7 @@ class ClusterStore:
             told = await self._client.info(
                 "replication", target_nodes=aioredis.RedisCluster.PRIMARIES
             )
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise StoreError(f"the store failed: {type(error).__name__}") from error
         if "master_replid" in told:
             return _mark_of(told)

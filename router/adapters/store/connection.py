@@ -14,22 +14,18 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Final
+from typing import Any
 
 import redis.asyncio as aioredis
-from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
+from redis.exceptions import NoScriptError, ReadOnlyError
 
 from kvmeta.backends.breakers import BreakerRules, BreakerState, LookUpBreaker
-from kvmeta.backends.redis_store import MAX_CONNECTIONS, close_client
+from kvmeta.backends.redis_store import FAILURES, MAX_CONNECTIONS, close_client
 from router.domain.errors import StoreAway
 from router.domain.units import Seconds
 from router.ports import Clock
 
 _LOG = logging.getLogger(__name__)
-
-_FAILURES: Final = (RedisError, OSError, TimeoutError, AttributeError)
-"""The last is redis-py's own: a call that is about to write on a connection of a Cluster which
-another task has just closed, as when its nodes are found anew, meets None instead of a stream."""
 
 Argument = str | int | bytes
 Reply = Any
@@ -87,7 +83,7 @@ class SharedStore:
         try:
             async with asyncio.timeout(self._budget), self._turns:
                 reply = await self._evaluate(script, keys, values)
-        except _FAILURES as error:
+        except (*FAILURES, TimeoutError) as error:
             if self._breaker.failed(self._clock.monotonic()):
                 _LOG.warning("the store is away (%s): going on alone", type(error).__name__)
             if isinstance(error, ReadOnlyError):
