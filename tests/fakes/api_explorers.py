@@ -97,11 +97,23 @@ def _explore_operation(
         bounded(given(case=cases)(check))()
 
 
-def _name_things(part: Any, names: Mapping[str, tuple[str, ...]]) -> None:  # noqa: ANN401 - JSON
+def _name_things(document: dict[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
+    """Let what requests are made of have the `names`; what answers are made of stays."""
+    schemas = document["components"]["schemas"]
+    for item in document["paths"].values():
+        for operation in item.values():
+            asked = [operation.get("parameters", []), operation.get("requestBody", {})]
+            _limit_values(asked, names)
+            for content in asked[1].get("content", {}).values():
+                name = content["schema"].get("$ref", "").rpartition("/")[2]
+                _limit_values(schemas.get(name, {}), names)
+
+
+def _limit_values(part: Any, names: Mapping[str, tuple[str, ...]]) -> None:  # noqa: ANN401 - JSON
     """Let every parameter and member of one of the `names` have one of its values."""
     if isinstance(part, list):
         for item in part:
-            _name_things(item, names)
+            _limit_values(item, names)
     if not isinstance(part, dict):
         return
     if part.get("in") in {"path", "query"} and part["name"] in names:
@@ -110,4 +122,4 @@ def _name_things(part: Any, names: Mapping[str, tuple[str, ...]]) -> None:  # no
     for name in members.keys() & names.keys():
         members[name] = {"type": "string", "enum": list(names[name])}
     for item in part.values():
-        _name_things(item, names)
+        _limit_values(item, names)
