@@ -93,7 +93,3 @@ class FairLink(Generic[_T]):
                 heapify(self._flows)
                 return max(0.0, end - self._reached)
         raise KeyError(owner)
-
-    def owners(self) -> list[_T]:
-        """Return who sends now, in the order of completion."""
-        return [owner for _, _, owner in sorted(self._flows, key=lambda flow: flow[:2])]

@@ -7,7 +7,6 @@ budget. Simulated is what decides nothing: engines, bytes and time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
@@ -31,7 +30,6 @@ Solver = Callable[[Mapping[str, BytesPerSecond]], Tokens]
 
 _WORTH_SOLVING = 0.01
 _LANE = Lane("model")
-_NEVER = math.nan
 
 
 class Simulation:
