@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
         "--redis", action="store_true", help="with a Redis that freezes and flushes"
     )
     parser.add_argument("--workers", type=int, default=1, help="of the gateway; over a Redis (1)")
-    parser.add_argument("--reloads", action="store_true", help="with reloads by SIGHUP")
+    parser.add_argument("--no-reloads", action="store_true", help="leave SIGHUP out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there")
     given = parser.parse_args(arguments)
     options = SoakOptions(
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
         given.clients,
         given.workers,
         with_redis=given.redis,
-        reloads=given.reloads,
+        reloads=not given.no_reloads,
     )
     with tempfile.TemporaryDirectory() as directory:
         report = asyncio.run(run_soak(options, Path(directory), say))

@@ -56,7 +56,7 @@ class SoakOptions:
     clients: int = 24
     workers: int = 1
     with_redis: bool = False
-    reloads: bool = False
+    reloads: bool = True
 
 
 @dataclass(slots=True)
