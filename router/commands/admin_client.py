@@ -57,7 +57,7 @@ def settle_target(
     return target
 
 
-def check_url(url: str) -> str:
+def check_url(url: str, *, option: str = "--url") -> str:
     """Return the address without a final slash. Raises Unusable for what is no HTTP address."""
     try:
         parts = urlsplit(url)
@@ -65,7 +65,7 @@ def check_url(url: str) -> str:
     except ValueError:
         sound = False
     if not sound:
-        raise Unusable(f"--url {url!r} is no http:// or https:// address")
+        raise Unusable(f"{option} {url!r} is no http:// or https:// address")
     return url.rstrip("/")
 
 

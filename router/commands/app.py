@@ -19,6 +19,7 @@ from router.commands import (
     explain,
     kvmeta,
     plan,
+    profile,
     replay,
     serve,
     simulate,
@@ -37,6 +38,7 @@ REGISTRATIONS: Final[tuple[Callable[[typer.Typer], None], ...]] = (
     ctl.register,
     explain.register,
     plan.register,
+    profile.register,
     replay.register,
     simulate.register,
 )
