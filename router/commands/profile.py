@@ -25,7 +25,7 @@ from router.commands.output import AsJson, CommandFailed, Unusable, print_fault,
 from router.commands.profile_view import describe_outcome, list_notes, show_outcome
 from router.domain.units import Bytes, Seconds, Tokens
 from router.ports import Clock
-from router.service.profiling import EngineIdentity, PrefillClock, Profiler, ProfilingRules
+from router.service.profiling import EngineIdentity, PrefillClock, Profiler, ProfilingRules, Step
 from router.settings.profile_files import ProfileFile
 from router.settings.profile_writing import build_profile, render_profile, write_profile
 from router.sim.replay.prompts import Vocabulary, make_block
@@ -142,8 +142,11 @@ def profile(
             raise Unusable(f"{option} must not be empty")
     if output is not None and not output.parent.is_dir():
         raise Unusable(f"{output} cannot be written: there is no {output.parent}")
+    address = check_url(url, option="URL")
+    if decode_url is not None and check_url(decode_url, option="--decode-url") == address:
+        raise Unusable("--decode-url must be another engine: none pulls KV from itself")
     plan = ProfilePlan(
-        url=check_url(url, option="URL"),
+        url=address,
         model=model,
         lengths=None if lengths is None else read_lengths(lengths),
         rules=ProfilingRules(repeats, warmup, max_spread, clock),
@@ -306,8 +309,8 @@ def _write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _show_progress(total: int) -> Iterator[Callable[[Tokens], None]]:
-    """Show on stderr how far the measurement is: a bar on a terminal, a line a length elsewhere."""
+def _show_progress(total: int) -> Iterator[Callable[[Step, Tokens], None]]:
+    """Show on stderr how far the measurement is: a bar on a terminal, lines elsewhere."""
     if not sys.stderr.isatty():
         yield _tell_lengths()
         return
@@ -315,21 +318,25 @@ def _show_progress(total: int) -> Iterator[Callable[[Tokens], None]]:
         TextColumn("profile"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[tokens]} tokens"),
+        TextColumn("{task.fields[step]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("profile", total=total, tokens="-")
-        yield lambda tokens: bar.update(task, advance=1, tokens=f"{tokens:,}")
+        task = bar.add_task("profile", total=total, step="")
+
+        def note(step: Step, tokens: Tokens) -> None:
+            bar.update(task, advance=1, step=f"{step.value} of {tokens:,} tokens")
+
+        yield note
 
 
-def _tell_lengths() -> Callable[[Tokens], None]:
-    told: Tokens | None = None
+def _tell_lengths() -> Callable[[Step, Tokens], None]:
+    """Tell each step at its first request: repeats are nothing new."""
+    told: set[tuple[Step, Tokens]] = set()
 
-    def note(tokens: Tokens) -> None:
-        nonlocal told
-        if tokens != told:
-            told = tokens
-            print_fault(f"profile: {tokens:,} tokens")
+    def note(step: Step, tokens: Tokens) -> None:
+        if (step, tokens) not in told:
+            told.add((step, tokens))
+            print_fault(f"profile: {step.value} of {tokens:,} tokens")
 
     return note

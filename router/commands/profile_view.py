@@ -47,8 +47,8 @@ def show_outcome(document: ProfileFile, prefills: Sequence[Measurement], path: P
         (point.tokens, point.prefill_seconds, f"{prefill.spread:.1%}", point.kv_bytes)
         for point, prefill in zip(document.points, prefills, strict=True)
     ]
-    title = f"{document.model} on {document.hardware}, {document.engine} ({document.source})"
-    print_table(title, ("tokens", "prefill s", "spread", "KV bytes"), rows)
+    print(f"{document.model} on {document.hardware}, {document.engine} ({document.source})")
+    print_table("", ("tokens", "prefill s", "spread", "KV bytes"), rows)
     print(f"written to {path}")
 
 

@@ -31,6 +31,13 @@ from router.throughput.measurements import (
 HandOff = Mapping[str, object]
 
 
+class Step(StrEnum):
+    """What one request of a measurement is for."""
+
+    TRANSFER = "transfer"
+    PREFILL = "prefill"
+
+
 class PrefillClock(StrEnum):
     """Whose clock times a prefill."""
 
@@ -92,7 +99,7 @@ class ProfilingRules:
 class Profiler:
     """Measures one engine. `draw_prompt` returns that many random token ids, new ones each time.
 
-    `note` is told of every request that is done.
+    `note` is told of every step that is done, and its length.
     """
 
     def __init__(
@@ -103,7 +110,7 @@ class Profiler:
         rules: ProfilingRules,
         clock: Clock,
         draw_prompt: Callable[[Tokens], Sequence[int]],
-        note: Callable[[Tokens], None],
+        note: Callable[[Step, Tokens], None],
     ) -> None:
         self._engine = engine
         self._model = model
@@ -147,7 +154,7 @@ class Profiler:
         after = await self._read_settled(self._engine, told)
         check_alone(before, after, tokens)
         check_computed(before, after, answer, tokens)
-        self._note(tokens)
+        self._note(Step.PREFILL, tokens)
         return read_prefill_seconds(before, after) if by_engine else seconds
 
     async def _weigh_transfer(self, peer: ProfiledEngine, tokens: Tokens) -> Bytes:
@@ -176,7 +183,7 @@ class Profiler:
             raise NotMeasured(
                 "the decode engine served others meanwhile; take it out of traffic first"
             )
-        self._note(tokens)
+        self._note(Step.TRANSFER, tokens)
         return Bytes(round(moved))
 
     async def _read_settled(

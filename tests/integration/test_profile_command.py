@@ -264,6 +264,7 @@ async def test_an_address_without_an_engine_is_one_line(
         ((), "name one source of KV bytes"),
         ((*PER_TOKEN, "--decode-url", "http://h:1"), "name one source of KV bytes"),
         (("--decode-url", "h"), "--decode-url 'h' is no http"),
+        (("--decode-url", "http://127.0.0.1:1/"), "must be another engine"),
         (("--kv-bytes-per-token", "1", "--kv-dtype", "fp8"), "belongs to --model-config"),
         (("--decode-url", "http://h:1", "--kv-fixed-bytes", "1"), "belongs to --kv-bytes"),
         (("--model-config", "/nonexistent/config.json"), "cannot be read"),
