@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -140,8 +141,8 @@ def profile(
     for option, value in (("--revision", revision), ("--hardware", hardware)):
         if not value.strip():
             raise Unusable(f"{option} must not be empty")
-    if output is not None and not output.parent.is_dir():
-        raise Unusable(f"{output} cannot be written: there is no {output.parent}")
+    if output is not None:
+        check_output(output)
     address = check_url(url, option="URL")
     if decode_url is not None and check_url(decode_url, option="--decode-url") == address:
         raise Unusable("--decode-url must be another engine: none pulls KV from itself")
@@ -178,6 +179,16 @@ def profile(
         show_outcome(document, measured.prefills, output)
     else:
         print(text, end="")
+
+
+def check_output(path: Path) -> None:
+    """Raise Unusable where a file could not be written after minutes of measuring."""
+    if not path.parent.is_dir():
+        raise Unusable(f"{path} cannot be written: there is no {path.parent}")
+    if path.is_dir():
+        raise Unusable(f"{path} cannot be written: it is a directory")
+    if not os.access(path.parent, os.W_OK):
+        raise Unusable(f"{path} cannot be written: {path.parent} is read-only")
 
 
 def read_lengths(text: str) -> tuple[Tokens, ...]:
@@ -297,8 +308,12 @@ def _judge_kv(kv: KvSource) -> tuple[ProfileSource, KvLine | None]:
 
 
 def _count_requests(plan: ProfilePlan, lengths: Sequence[Tokens]) -> int:
-    pulled = isinstance(plan.kv, MeasuredKv)
-    return len(lengths) * (plan.rules.warmup + plan.rules.repeats + pulled)
+    each = plan.rules.warmup + plan.rules.repeats
+    match plan.kv:
+        case MeasuredKv():
+            return len(lengths) * (each + 1)
+        case ModelledKv():
+            return len(lengths) * each
 
 
 def _write(path: Path, text: str) -> None:

@@ -273,6 +273,7 @@ async def test_an_address_without_an_engine_is_one_line(
         ((*PER_TOKEN, "--lengths", "0,5"), "must be positive"),
         ((*PER_TOKEN, "--lowest-id", "9", "--highest-id", "8"), "must not exceed"),
         ((*PER_TOKEN, "-o", "/nonexistent/p.yaml"), "there is no /nonexistent"),
+        ((*PER_TOKEN, "-o", "/"), "it is a directory"),
         ((*PER_TOKEN, "--hardware", " "), "--hardware must not be empty"),
     ],
 )

@@ -25,6 +25,17 @@ def test_grouped_heads_keep_keys_and_values_of_every_token() -> None:
     assert geometry.line == KvLine(0.0, 131_072.0)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "pulled"), [(300, 81_920), (1000, 262_144), (2000, 516_096), (3000, 770_048)]
+)
+def test_a_real_engine_moves_these_bytes_and_the_rest_of_a_block(tokens: int, pulled: int) -> None:
+    """What vLLM 0.32 counted for NIXL pulls of a two-layer model, in whole blocks of 32 tokens."""
+    config = {**DENSE, "num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 32}
+    geometry = read_geometry(config)
+    assert geometry.kv_bytes(-(-tokens // 32) * 32) == pulled
+    assert 0 <= pulled - geometry.kv_bytes(tokens) < geometry.kv_bytes(32)
+
+
 def test_the_cache_may_have_a_dtype_of_its_own() -> None:
     """An fp8 cache is half of bfloat16's."""
     assert read_geometry(DENSE, "fp8").kv_bytes(1) == 65_536
