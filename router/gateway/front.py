@@ -122,9 +122,22 @@ def _explain_http(request: Request, error: HTTPException) -> ClientFault:
 def _explain_invalid(error: RequestValidationError) -> BadRequest:
     """Return the first complaint in one line, with its place in the body."""
     first = error.errors()[0]
+    if first["loc"] == ("body",):
+        return BadRequest(_explain_whole_body(first.get("input")))
     where = ".".join(str(part) for part in first["loc"] if part not in {"body", "query"})
     message = str(first["msg"]).removeprefix("Value error, ")
     return BadRequest(f"{where}: {message}" if where else message, param=where or None)
+
+
+def _explain_whole_body(given: object) -> str:
+    """Return what is wrong with a body as a whole.
+
+    The framework leaves bytes as they are where the content type is not JSON's. They are refused:
+    a browser sends other types to any address without asking, a loopback gateway's among them.
+    """
+    if isinstance(given, bytes):
+        return "the body must be sent with content-type: application/json"
+    return "the body must be a JSON object"
 
 
 def build_health(room: FrontRoom) -> APIRouter:

@@ -311,17 +311,29 @@ async def test_json_that_python_alone_would_take_is_400(quiet: System, value: st
         assert answer.json()["error"]["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize(
+    ("content_type", "body", "told"),
+    [
+        ("application/x-www-form-urlencoded", b'{"mode": "off"}', "content-type: application/json"),
+        ("text/plain", b'{"mode": "off"}', "content-type: application/json"),
+        ("application/json", b"[]", "a JSON object"),
+        ("application/json", b"", "a JSON object"),
+    ],
+)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_curl_without_a_content_type_is_understood(quiet: System) -> None:
-    """A JSON body is read as JSON although curl calls it a form."""
-    response = await quiet.client.put(
-        "/admin/v1/threshold",
-        content=b'{"mode": "off"}',
-        headers={"content-type": "application/x-www-form-urlencoded"},
-    )
-    assert response.status_code in (200, 400)
-    if response.status_code == 400:
-        assert "object" in response.json()["error"]["message"]
+async def test_a_body_of_the_wrong_kind_is_told_what_is_needed(
+    quiet: System, content_type: str, body: bytes, told: str
+) -> None:
+    """What curl sends as a form, or a browser without asking, is refused and the remedy named."""
+    for method, path in (("PUT", "threshold"), ("POST", "instances")):
+        response = await quiet.client.request(
+            method,
+            f"{quiet.admin_url}/admin/v1/{path}",
+            content=body,
+            headers={"content-type": content_type},
+        )
+        assert response.status_code == 400
+        assert told in response.json()["error"]["message"]
 
 
 async def test_admin_bodies_are_bounded_before_anybody_is_asked(tmp_path: Path) -> None:
