@@ -13,6 +13,8 @@ import pytest
 import pytest_asyncio
 
 from router.sim.engines.cluster import serve_cluster
+from router.sim.engines.errors import RequestError
+from router.sim.engines.requests import read_body
 from router.sim.engines.specs import ClusterSpec
 from tests.fakes.standins import MODEL, asking, engine_spec, shipped_tokenizer
 
@@ -31,6 +33,12 @@ SAMPLING_DEFAULTS = {
     "bad_words", "frequency_penalty", "min_p", "output_kind", "presence_penalty",
     "repetition_penalty", "skip_clone", "skip_reading_prefix_cache",
 }  # fmt: skip
+
+
+def test_a_number_too_long_to_convert_is_malformed_json() -> None:
+    """Its sender is told so; it is no failure of the engine."""
+    with pytest.raises(RequestError, match="JSON decode error"):
+        read_body("application/json", b'{"max_tokens": ' + b"9" * 5000 + b"}")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -385,6 +385,8 @@ def _explain_json(raw: bytes) -> RequestError:
         place, reason = f"body.{error.pos}", error.msg
     except UnicodeDecodeError as error:
         place, reason = f"body.{error.start}", error.reason
+    except ValueError:  # a number of more digits than Python converts
+        place, reason = "body.0", "Invalid number"
     else:
         place, reason = "body.0", "Invalid JSON"
     return _bad_field("json_invalid", place, "JSON decode error", "<dict of 0 items>", reason)
