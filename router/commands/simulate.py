@@ -52,12 +52,12 @@ def simulate(
         list[Contestant] | None,
         typer.Option(
             "--policy",
-            help="What serves them, once for each [default: paper, tuned, expected, slack].",
+            help="What serves them, once for each; else paper, tuned, expected and slack.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Independent runs of each.")] = 5,
     requests: Annotated[
-        int | None, typer.Option(min=40, help="Requests of a run [default: the scenario's].")
+        int | None, typer.Option(min=40, help="Requests of a run; else the scenario's number.")
     ] = None,
     jobs: Annotated[
         int, typer.Option(min=1, help="Processes that share the runs.")

@@ -29,6 +29,14 @@ def test_nothing_asked_shows_help(arguments: list[str], capsys: pytest.CaptureFi
     assert "Usage: prfaas" in capsys.readouterr().out
 
 
+def test_help_of_options_shows_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    """What an option is without a value is told: brackets would be taken for a style and vanish."""
+    assert run(["simulate", "--help"]) == 0
+    shown = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    assert "else the scenario's number" in shown
+    assert " ." not in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
