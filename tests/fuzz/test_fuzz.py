@@ -9,6 +9,9 @@ import pytest
 from tests.fuzz.campaigns import KINDS, campaign, inputs_of
 
 WARM_UP = 150
+KEPT = 5
+"""Idle connections to engines that may be kept in addition; each is two files and a task here."""
+
 MEMORY_GROWTH = 64_000_000
 """Bytes that a process may take in addition: what one round of inputs holds at once, and slack."""
 
@@ -33,7 +36,7 @@ async def test_nothing_that_peers_send_breaks_the_gateway(
         after = running.footprint()
         findings = "\n".join(str(finding) for finding in running.findings[:10])
         assert not running.findings, f"{len(running.findings)} findings\n{findings}"
-        assert after.tasks <= before.tasks + 3
-        assert after.files <= before.files + 3
+        assert after.tasks <= before.tasks + KEPT
+        assert after.files <= before.files + 2 * KEPT
         assert after.memory <= before.memory + MEMORY_GROWTH
         assert {200, 400, 404, 502} <= running.answers.keys()
