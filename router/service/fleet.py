@@ -271,11 +271,33 @@ class Fleet:
         return instance
 
     def is_ready(self, member: Member) -> bool:
-        """Whether new work may go there: active, alive, breaker closed or due for its trial."""
+        """Whether new work may go there: active, alive, breaker closed or due for its trial.
+
+        Where breakers would leave nobody to decode they count for nothing: one client's requests
+        that make every engine fail must not end the service of all others.
+        """
+        return self._is_ready(member, self._clock.monotonic())
+
+    def _is_ready(self, member: Member, now: Seconds) -> bool:
+        return _lives(member) and (
+            breaker_allows(member.breaker, now, self.rules.breaker)
+            or self._is_last_resort(member, now)
+        )
+
+    def _is_last_resort(self, member: Member, now: Seconds) -> bool:
+        """Whether no closed breaker is left among those that could decode in its place."""
+        return self._decodes(member) and not any(
+            self._decodes(each)
+            and each.instance.model in (None, member.instance.model)
+            and _lives(each)
+            and breaker_allows(each.breaker, now, self.rules.breaker)
+            for each in self._members.values()
+        )
+
+    def _decodes(self, member: Member) -> bool:
+        instance = member.instance
         return (
-            member.state is InstanceState.ACTIVE
-            and member.health.alive is True
-            and breaker_allows(member.breaker, self._clock.monotonic(), self.rules.breaker)
+            instance.role is not Role.PREFILL and self.kind_of(instance.cluster) is ClusterKind.PD
         )
 
     def breaker_is_open(self, member: Member) -> bool:
@@ -402,9 +424,7 @@ class Fleet:
         if peers.ahead > 0:
             ahead += max(0.0, peers.ahead - (now - peers.at))
         return Load(
-            ready=member.state is InstanceState.ACTIVE
-            and member.health.alive is True
-            and breaker_allows(member.breaker, now, rules.breaker),
+            ready=self._is_ready(member, now),
             ahead=ahead,
             queue_depth=None
             if reading is None
@@ -448,6 +468,10 @@ class Fleet:
         if cluster.kind is ClusterKind.PRFAAS and role is not Role.PREFILL:
             raise Conflict(f"instances of prfaas cluster {cluster.name!r} only prefill")
         return member
+
+
+def _lives(member: Member) -> bool:
+    return member.state is InstanceState.ACTIVE and member.health.alive is True
 
 
 class _PrefillCounted:

@@ -80,6 +80,32 @@ def test_the_breaker_opens_on_failures_and_tries_once_after_the_cooldown() -> No
     assert fleet.is_ready(member)
 
 
+def test_open_breakers_leave_somebody_to_decode() -> None:
+    """Whoever makes all decode engines fail does not end service; a healthy one goes first."""
+    fleet = a_fleet(FakeClock())
+    fleet.add(Instance("d1", "pd", "http://127.0.0.1:4", Role.DECODE), health=Health(alive=True))
+    first, second = fleet.member("d0"), fleet.member("d1")
+    for _ in range(3):
+        fleet.record_failure("d0")
+    assert (fleet.is_ready(first), fleet.is_ready(second)) == (False, True)
+    for _ in range(3):
+        fleet.record_failure("d1")
+    assert (fleet.is_ready(first), fleet.is_ready(second)) == (True, True)
+    assert fleet.load(first, 0.0, 1.0).ready
+    fleet.record_success("d1")
+    assert (fleet.is_ready(first), fleet.is_ready(second)) == (False, True)
+
+
+def test_breakers_of_prefill_engines_and_of_dead_ones_hold() -> None:
+    """A prompt can be computed elsewhere, and nobody is sent to an engine that does not live."""
+    fleet = a_fleet(FakeClock())
+    for name in ("p0", "d0", "w0"):
+        for _ in range(3):
+            fleet.record_failure(name)
+            fleet.record_probe(name, ok=name != "d0")
+    assert not any(fleet.is_ready(fleet.member(name)) for name in ("p0", "d0", "w0"))
+
+
 def test_a_trial_that_ends_without_a_verdict_allows_another() -> None:
     """A client that leaves during the trial does not lock the instance out for ever."""
     clock = FakeClock()
