@@ -199,6 +199,10 @@ class Cycle:
         if self._flow.write_paused and not self.disconnected:
             await self._flow.drain()
         if self.disconnected:
+            # Told once more: Python 3.11's `wait_for`, with which redis-py writes, loses one
+            # cancellation in a thousand, and an answer to nobody would run to its end.
+            if self._on_departure is not None:
+                self._on_departure()
             return
         kind = message["type"]
         if self.response_complete:

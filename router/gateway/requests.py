@@ -158,11 +158,11 @@ async def _until_departure(departures: Departures, work: Coroutine[Any, Any, Non
     """Run `work` in this task, which the client's departure cancels."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine runs in one
-    gone = False
+    told = 0
 
     def leave() -> None:
-        nonlocal gone
-        gone = True
+        nonlocal told
+        told += 1
         task.cancel()
 
     if not departures.on_departure(leave):
@@ -170,8 +170,13 @@ async def _until_departure(departures: Departures, work: Coroutine[Any, Any, Non
         raise ClientGone("the client left")
     try:
         await work
+        if told:
+            await asyncio.sleep(0)  # what was told by the last of its sends is delivered here
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:
+        others = task.cancelling() - told
+        for _ in range(told):
+            task.uncancel()
+        if told and others == 0:
             raise ClientGone("the client left") from None
         raise
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from router.domain.errors import ClientGone
 from router.gateway.client_limits import ClientLimits
 from router.gateway.clients import ClientEdge
 from router.gateway.requests import (
+    DEPARTURES,
     BodyBudget,
     Message,
     Receive,
@@ -243,6 +245,43 @@ async def test_work_is_cancelled_at_once_when_its_client_leaves() -> None:
         writer.transport.abort()
         await asyncio.wait_for(ended.wait(), 30)
     assert steps == ["freed", "gone"]
+
+
+class _Departure:
+    """A client that leaves when told to, and says so again at each `send`, as a cycle does."""
+
+    def __init__(self) -> None:
+        self.leave: Callable[[], None] | None = None
+
+    def on_departure(self, callback: Callable[[], None] | None) -> bool:
+        self.leave = callback
+        return True
+
+
+@pytest.mark.parametrize("sends_more", [True, False])
+async def test_a_departure_that_a_library_loses_is_told_again(*, sends_more: bool) -> None:
+    """Work that goes on after its cancellation ends at its next send, and nothing is left over."""
+    client = _Departure()
+
+    async def work() -> None:
+        assert client.leave is not None
+        client.leave()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        client.leave()
+        if sends_more:
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        raise AssertionError("nobody asks")
+
+    scope: Scope = {"extensions": {DEPARTURES: client}}
+    with pytest.raises(ClientGone):
+        await unless_gone(scope, receive, work())
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    await asyncio.sleep(0)
 
 
 async def test_a_shutdown_is_no_departure() -> None:
