@@ -122,7 +122,7 @@ def _explain_http(request: Request, error: HTTPException) -> ClientFault:
 def _explain_invalid(error: RequestValidationError) -> BadRequest:
     """Return the first complaint in one line, with its place in the body."""
     first = error.errors()[0]
-    if first["loc"] == ("body",):
+    if first["loc"] == ("body",) and first["type"] != "value_error":
         return BadRequest(_explain_whole_body(first.get("input")))
     where = ".".join(str(part) for part in first["loc"] if part not in {"body", "query"})
     message = str(first["msg"]).removeprefix("Value error, ")
