@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 from importlib.resources import files
 from typing import Any, cast
 
-from kvmeta.backends.redis_store import FAILURES, close_client
+from kvmeta.backends.redis_store import FAILURES, close_client, stay_cancellable
 from kvmeta.leases import LeaseStoreAway
 
 FENCE_SECONDS = 86_400.0
@@ -84,7 +84,7 @@ class RedisLeases:
     async def _answered(self, call: Awaitable[object]) -> object:
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                return await call
+                return await stay_cancellable(call)
         except (*FAILURES, TimeoutError) as error:
             raise LeaseStoreAway(type(error).__name__) from error
 

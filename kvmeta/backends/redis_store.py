@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import redis.asyncio as aioredis
 from redis.asyncio.cluster import ClusterNode
@@ -43,6 +43,8 @@ connection of a Cluster which another task has just closed, as when its nodes ar
 None instead of a stream."""
 
 _SCAN_KEYS = 500
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,21 @@ async def close_client(client: aioredis.Redis | aioredis.RedisCluster) -> None:
             await sentinel.aclose()
 
 
+async def stay_cancellable(call: Awaitable[T]) -> T:
+    """Await a call of redis-py; raises CancelledError where its task was cancelled meanwhile.
+
+    Python 3.11's `wait_for`, with which redis-py reads and writes, loses a cancellation that comes
+    just as it is done; a loop that nobody can cancel would never end.
+    """
+    task = asyncio.current_task()
+    cancelled = task.cancelling() if task else 0
+    try:
+        return await call
+    finally:
+        if task and task.cancelling() > cancelled:
+            raise asyncio.CancelledError
+
+
 def _common(url: StoreUrl) -> dict[str, Any]:
     return {
         "username": url.username,
@@ -237,7 +254,7 @@ class SingleStore:
             async with self._turns, self._client.pipeline(transaction=atomic) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
-                return await pipeline.execute()
+                return await stay_cancellable(pipeline.execute())
         except ReadOnlyError as error:
             # The server was demoted: its name may lead to another one by now.
             await self._client.connection_pool.disconnect(inuse_connections=False)
@@ -287,7 +304,7 @@ class ClusterStore:
                 pipeline = self._client.pipeline()
                 for command in commands:
                     pipeline.execute_command(*command)
-                return await pipeline.execute()
+                return await stay_cancellable(pipeline.execute())
         except FAILURES as error:
             # A failover moves shards: look at the map anew with the next command.
             raise StoreError(f"the store failed: {type(error).__name__}") from error
@@ -301,7 +318,7 @@ class ClusterStore:
                 raise
         try:
             for script in _SCRIPTS:
-                await self._client.script_load(script.text)
+                await stay_cancellable(self._client.script_load(script.text))
         except FAILURES as error:
             raise StoreError(f"the store failed: {type(error).__name__}") from error
         return await self.read(commands)
@@ -327,9 +344,8 @@ class ClusterStore:
     async def mark(self) -> str:
         """The primaries' replication ids."""
         try:
-            told = await self._client.info(
-                "replication", target_nodes=aioredis.RedisCluster.PRIMARIES
-            )
+            primaries = aioredis.RedisCluster.PRIMARIES
+            told = await stay_cancellable(self._client.info("replication", target_nodes=primaries))
         except FAILURES as error:
             raise StoreError(f"the store failed: {type(error).__name__}") from error
         if "master_replid" in told:

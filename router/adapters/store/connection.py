@@ -20,7 +20,12 @@ import redis.asyncio as aioredis
 from redis.exceptions import NoScriptError, ReadOnlyError
 
 from kvmeta.backends.breakers import BreakerRules, BreakerState, LookUpBreaker
-from kvmeta.backends.redis_store import FAILURES, MAX_CONNECTIONS, close_client
+from kvmeta.backends.redis_store import (
+    FAILURES,
+    MAX_CONNECTIONS,
+    close_client,
+    stay_cancellable,
+)
 from router.domain.errors import StoreAway
 from router.domain.units import Seconds
 from router.ports import Clock
@@ -101,17 +106,10 @@ class SharedStore:
         self, script: Script, keys: Sequence[str], values: Sequence[Argument]
     ) -> Reply:
         client: Any = self._client  # the standalone and the cluster client have no common type
-        task = asyncio.current_task()
-        cancelled = task.cancelling() if task else 0
         try:
-            reply = await client.evalsha(script.sha, len(keys), *keys, *values)
+            return await stay_cancellable(client.evalsha(script.sha, len(keys), *keys, *values))
         except NoScriptError:
-            reply = await client.eval(script.text, len(keys), *keys, *values)
-        # Python 3.11's `wait_for`, with which redis-py writes, loses a cancellation that comes just
-        # as it is done; a loop that nobody can cancel would never end.
-        if task and task.cancelling() > cancelled:
-            raise asyncio.CancelledError
-        return reply
+            return await stay_cancellable(client.eval(script.text, len(keys), *keys, *values))
 
     async def _forget_server(self) -> None:
         """Drop idle connections to a demoted server: its name may lead to another one by now."""
