@@ -115,7 +115,7 @@ def answer(scene: Scene) -> int:
     return 0 if plan is None else longest_prefix(plan, MaskRuns(scene.masks), scene.limit)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(scenes())
 def test_match_equals_trying_every_length(scene: Scene) -> None:
     """The match finds exactly the longest length that every group allows."""

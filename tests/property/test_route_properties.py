@@ -143,7 +143,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 @given(snapshots())
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_the_rule_is_total_and_places_only_on_live_compatible_instances(
     snapshot: Snapshot,
 ) -> None:
@@ -170,7 +170,7 @@ def test_the_rule_is_total_and_places_only_on_live_compatible_instances(
 
 
 @given(snapshots())
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_at_or_below_the_threshold_nothing_is_offloaded(snapshot: Snapshot) -> None:
     """PrfaaS by the rule means uncached > t and a link that is up; only an override may differ."""
     decision = decide(snapshot)
@@ -184,7 +184,7 @@ def test_at_or_below_the_threshold_nothing_is_offloaded(snapshot: Snapshot) -> N
 
 
 @given(snapshots())
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_counts_stay_within_the_prompt(snapshot: Snapshot) -> None:
     """Uncached tokens are between 1 and the total; bytes are never negative."""
     decision = decide(snapshot)
@@ -197,7 +197,7 @@ def test_counts_stay_within_the_prompt(snapshot: Snapshot) -> None:
 
 
 @given(snapshots())
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_a_prefix_counts_only_where_it_is_or_is_delivered(snapshot: Snapshot) -> None:
     """What is counted is held by the computing side, or a transfer over a live link is planned."""
     decision = decide(snapshot)
