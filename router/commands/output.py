@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -96,3 +98,13 @@ def format_cell(value: object) -> str:
             return ", ".join(format_cell(item) for item in value) or "-"
         case _:
             return str(value)
+
+
+def check_writable(path: Path) -> None:
+    """Raise Unusable where a file could not be written, before the work that fills it."""
+    if not path.parent.is_dir():
+        raise Unusable(f"{path} cannot be written: there is no {path.parent}")
+    if path.is_dir():
+        raise Unusable(f"{path} cannot be written: it is a directory")
+    if not os.access(path.parent, os.W_OK):
+        raise Unusable(f"{path} cannot be written: {path.parent} is read-only")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from router.commands.output import FAILED, AsJson, Unusable, print_json
+from router.commands.output import FAILED, AsJson, Unusable, check_writable, print_json
 from router.commands.pages import write_page
 from router.commands.plan_page import render_page
 from router.commands.plan_view import show_plan
@@ -46,6 +46,8 @@ def plan(
     Examples: prfaas plan examples/scenarios/case-study.yaml --html plan.html ·
     prfaas plan s.yaml --json --check
     """
+    if html is not None:
+        check_writable(html)
     loaded = load_scenario(scenario, os.environ)
     try:
         made = make_plan(build_scenario(loaded))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,14 @@ from router.adapters.clocks import SystemClock
 from router.adapters.profiled_engines import HttpProfiledEngine
 from router.commands.admin_client import check_url
 from router.commands.kv_sources import KvSource, MeasuredKv, ModelledKv, choose_kv_source
-from router.commands.output import AsJson, CommandFailed, Unusable, print_fault, print_json
+from router.commands.output import (
+    AsJson,
+    CommandFailed,
+    Unusable,
+    check_writable,
+    print_fault,
+    print_json,
+)
 from router.commands.profile_view import describe_outcome, list_notes, show_outcome
 from router.domain.units import Bytes, Seconds, Tokens
 from router.ports import Clock
@@ -142,7 +148,7 @@ def profile(
         if not value.strip():
             raise Unusable(f"{option} must not be empty")
     if output is not None:
-        check_output(output)
+        check_writable(output)
     address = check_url(url, option="URL")
     if decode_url is not None and check_url(decode_url, option="--decode-url") == address:
         raise Unusable("--decode-url must be another engine: none pulls KV from itself")
@@ -179,16 +185,6 @@ def profile(
         show_outcome(document, measured.prefills, output)
     else:
         print(text, end="")
-
-
-def check_output(path: Path) -> None:
-    """Raise Unusable where a file could not be written after minutes of measuring."""
-    if not path.parent.is_dir():
-        raise Unusable(f"{path} cannot be written: there is no {path.parent}")
-    if path.is_dir():
-        raise Unusable(f"{path} cannot be written: it is a directory")
-    if not os.access(path.parent, os.W_OK):
-        raise Unusable(f"{path} cannot be written: {path.parent} is read-only")
 
 
 def read_lengths(text: str) -> tuple[Tokens, ...]:

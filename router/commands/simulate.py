@@ -13,7 +13,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from router.commands.output import AsJson, CommandFailed, Unusable, print_json, print_table
+from router.commands.output import (
+    AsJson,
+    CommandFailed,
+    Unusable,
+    check_writable,
+    print_json,
+    print_table,
+)
 from router.commands.pages import write_page
 from router.commands.simulate_view import (
     COLUMNS,
@@ -80,6 +87,8 @@ def simulate(
     Examples: prfaas simulate examples/scenarios/case-study.yaml --seeds 3 ·
     prfaas simulate s.yaml --policy paper --policy slack --json --html s.html
     """
+    if html is not None:
+        check_writable(html)
     chosen = list(dict.fromkeys(policies or _DEFAULT))
     studies = [_load(path, requests) for path in scenarios]
     if len({study.name for study in studies}) < len(studies):

@@ -50,12 +50,15 @@ def test_a_refusal_is_an_answer_unless_it_is_to_be_checked(
 def test_the_page_is_written_beside_the_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--html` writes one file; where it cannot, that is one line and exit code 1."""
+    """`--html` writes one file; where it cannot, that is one line and exit code 2 at once."""
     page = tmp_path / "plan.html"
     assert run(["plan", TOY, "--html", str(page)]) == 0
     assert page.read_text("utf-8").startswith("<!doctype html>")
-    assert run(["plan", TOY, "--html", str(tmp_path / "none" / "plan.html")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    capsys.readouterr()
+    assert run(["plan", TOY, "--html", str(tmp_path / "none" / "plan.html")]) == 2
+    said = capsys.readouterr()
+    assert "cannot be written" in said.err
+    assert not said.out
 
 
 def test_a_scenario_that_cannot_be_used_is_exit_code_2(

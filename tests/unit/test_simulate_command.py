@@ -104,6 +104,15 @@ def test_what_cannot_be_simulated_is_told_in_one_line(
     assert "Traceback" not in fault
 
 
+def test_a_page_that_cannot_be_written_is_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--html` into a directory that is not there ends at once, however much was asked for."""
+    path = tmp_path / "none" / "s.html"
+    assert run(["simulate", CASE, "--requests", "100000000", "--html", str(path)]) == 2
+    assert f"there is no {path.parent}" in capsys.readouterr().err
+
+
 def test_conversions_and_link_changes_are_read(tmp_path: Path) -> None:
     """What a scenario tells to happen, happens: in SI units, on the instance that it names."""
     path = a_scenario(
