@@ -151,7 +151,7 @@ async def test_requests_pass_while_the_store_is_away(redis: Server) -> None:
             assert one.store.is_away
             started = asyncio.get_running_loop().time()
             await take(one, TenantLimits(tokens=1000), 100)
-            assert asyncio.get_running_loop().time() - started < 2
+            assert asyncio.get_running_loop().time() - started < 10
         finally:
             redis.thaw()
 

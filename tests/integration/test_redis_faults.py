@@ -559,7 +559,7 @@ async def test_r58_a_frozen_redis_costs_the_budget_and_then_nothing(
     hook = RecordingHook()
     rules = BreakerRules(failures=3, cooldown_seconds=0.3)
     writer = start()
-    reader = start(budget=0.05, breaker=rules, hook=hook)
+    reader = start(budget=0.25, breaker=rules, hook=hook)
     await writer.attach(A)
     await writer.send(A, Engine().stored(X))
     assert await reader.hit(A, X) == 16
@@ -572,9 +572,9 @@ async def test_r58_a_frozen_redis_costs_the_budget_and_then_nothing(
         assert await reader.belief(A, X) == CacheBelief.unknown()
         took.append(now() - began)
         await asyncio.sleep(0.02)
-    waited = sum(1 for one in took if one > 0.04)
+    waited = sum(1 for one in took if one > 0.2)
     assert 3 <= waited <= 20, "three failures, then one trial each 0.3 s"
-    assert sorted(took)[len(took) // 2] < 0.04, "most are answered at once"
+    assert sorted(took)[len(took) // 2] < 0.2, "most are answered at once"
     server.thaw()
     began = now()
     while await reader.hit(A, X) != 16:
