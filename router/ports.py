@@ -9,6 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from router.domain.conversions import Conversion
 from router.domain.units import Seconds
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -184,6 +185,30 @@ class EngineLines(Protocol):
         Returns how many. A call of which the engine's host has acknowledged not one byte fails
         with UpstreamUnreachable, any other with UpstreamLost.
         """
+        ...
+
+
+class Actuator(Protocol):
+    """Carries conversions out at the engines.
+
+    Called by one controller at a time, for instances that are drained. Each call bounds its own
+    waits to some seconds. `act` and `undo` may be called again with the same conversion, by a
+    controller that does not know how far the one before it came, and then change nothing more.
+    """
+
+    async def act(self, conversion: Conversion) -> None:
+        """Have the engine take the target role. Raises ActuationFailed: nothing is known then."""
+        ...
+
+    async def confirm(self, conversion: Conversion) -> bool:
+        """Return whether the target role is served by now; asked again and again after `act`.
+
+        Raises ActuationFailed where it never will be.
+        """
+        ...
+
+    async def undo(self, conversion: Conversion) -> None:
+        """Have the engine be in the source role, whatever `act` did. Raises ActuationFailed."""
         ...
 
 

@@ -127,5 +127,9 @@ class UpstreamTimeout(UpstreamError):
     """No byte in time (504)."""
 
 
+class ActuationFailed(RouterError):
+    """What carries conversions out refused or failed to; the engine may be in either role."""
+
+
 class ClientGone(RouterError):
     """The client closed its connection: nobody to answer, everything to free."""
