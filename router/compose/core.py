@@ -36,6 +36,7 @@ from router.service.admission import Admission, OwnSlots
 from router.service.config_record import ConfigRecord
 from router.service.connectors import Connector, find_connector, third_party_connectors
 from router.service.decisions import DecisionLog
+from router.service.deployments import LiveDeployments
 from router.service.fleet import Fleet, FleetRules
 from router.service.foresight import Foresight
 from router.service.lengths import OperatingLengths
@@ -70,6 +71,7 @@ class Core:
     config: ConfigRecord
     layouts: Layouts
     lengths: OperatingLengths
+    deployments: LiveDeployments
     thresholds: ThresholdLoop
     limits: LimitLedger
     stored: StoredResponses
@@ -120,16 +122,18 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
         budget=settings.scheduler.link_budget_seconds,
         mode=BandwidthMode(settings.scheduler.bandwidth.mode),
     )
+    deployments = LiveDeployments(fleet, links, clock)
     return Core(
         settings=settings,
         secret=secret,
         config=config,
         layouts=Layouts(settings),
         lengths=lengths,
+        deployments=deployments,
         thresholds=ThresholdLoop(
             operator.solved,
             fleet=fleet,
-            links=links,
+            deployments=deployments,
             models=catalog.models,
             lengths=lengths,
             clock=clock,

@@ -8,16 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log1p
 
-from router.control.links import is_up, usable_bandwidth
 from router.control.thresholds import InForce, StepRules, Today, solve_today, step_threshold
-from router.domain.topology import Cluster, ClusterKind, Role
-from router.domain.units import BytesPerSecond, Seconds, Tokens, to_gbps
+from router.domain.topology import Cluster, ClusterKind
+from router.domain.units import Seconds, Tokens, to_gbps
 from router.ports import Clock
+from router.service.deployments import LiveDeployments
 from router.service.fleet import Fleet
 from router.service.lengths import OperatingLengths
-from router.service.links import LinkBoard
 from router.service.models import ServedModel
-from router.throughput.stages import Deployment, PdPool, RemotePool
+from router.throughput.stages import Deployment
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class ThresholdLoop:
         solved: SolvedThresholds,
         *,
         fleet: Fleet,
-        links: LinkBoard,
+        deployments: LiveDeployments,
         models: Iterable[ServedModel],
         lengths: OperatingLengths,
         clock: Clock,
@@ -71,7 +70,7 @@ class ThresholdLoop:
     ) -> None:
         self._solved = solved
         self._fleet = fleet
-        self._links = links
+        self._deployments = deployments
         self._models = tuple(models)
         self._lengths = lengths
         self._clock = clock
@@ -101,7 +100,7 @@ class ThresholdLoop:
 
     def _look_at(self, model: ServedModel, pd: Cluster) -> None:
         before = self._solved.of(model.name, pd.name)
-        deployment = self._deployment(model, pd)
+        deployment = self._deployments.around(model, pd)
         lengths = self._lengths.of(model.name)
         workload = lengths.workload()
         if deployment is None or workload is None:
@@ -116,47 +115,6 @@ class ThresholdLoop:
         self._solved.put(model.name, pd.name, after)
         if before is None or before.tokens != after.tokens:
             _tell(model, pd, before.tokens if before else None, after, deployment)
-
-    def _deployment(self, model: ServedModel, pd: Cluster) -> Deployment | None:
-        """Return the live pools around a PD cluster; None without profiles or links."""
-        near = model.profiles.get(ClusterKind.PD)
-        far = model.profiles.get(ClusterKind.PRFAAS)
-        if near is None or far is None:
-            return None
-        remotes = tuple(
-            RemotePool(name, far, self._ready(name, model, Role.PREFILL), bandwidth, 1 / served)
-            for name, bandwidth, served in self._sources(pd)
-        )
-        if not remotes:
-            return None
-        prefill = self._ready(pd.name, model, Role.PREFILL)
-        decode = self._ready(pd.name, model, Role.DECODE)
-        return Deployment(remotes, (PdPool(pd.name, near, prefill, decode, model.decode_rules),))
-
-    def _sources(self, pd: Cluster) -> Iterable[tuple[str, BytesPerSecond, int]]:
-        """Yield the PrfaaS clusters with a link to a PD cluster, and how many they serve.
-
-        One that serves several PD clusters is counted in equal parts.
-        """
-        now = self._clock.monotonic()
-        for state in self._links.states:
-            source = state.link.source
-            if state.link.target != pd.name or self._fleet.kind_of(source) is ClusterKind.PD:
-                continue
-            served = sum(
-                each.link.source == source
-                and self._fleet.kind_of(each.link.target) is ClusterKind.PD
-                for each in self._links.states
-            )
-            usable = usable_bandwidth(state, now) if is_up(state, now) else BytesPerSecond(0.0)
-            yield source, usable, served
-
-    def _ready(self, cluster: str, model: ServedModel, role: Role) -> int:
-        """Return how many live instances of a cluster take a role; `both` takes each."""
-        return sum(
-            self._fleet.is_ready(member) and member.instance.role in (role, Role.BOTH)
-            for member in self._fleet.members_of(cluster, model.name)
-        )
 
 
 def _inputs(deployment: Deployment, seen: int) -> _Inputs:
