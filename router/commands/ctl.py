@@ -67,6 +67,12 @@ def register(app: typer.Typer) -> None:
             "config": _threshold_mode("config"),
         },
     )
+    _add_group(
+        ctl,
+        "policy",
+        policy,
+        {word: _policy_choice(word) for word in ("paper", "expected", "slack", "config")},
+    )
     _add_group(ctl, "links", links, {"set": links_set, "telemetry": links_telemetry})
     _add_group(
         ctl,
@@ -197,6 +203,42 @@ def _threshold_mode(mode: str) -> Callable[..., None]:
         "off": "Offload nothing.",
         "config": "Give the threshold back to the configuration.",
     }[mode]
+    return command
+
+
+def policy(
+    context: typer.Context,
+    *,
+    url: UrlOption = None,
+    key: KeyOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the rule in force, or choose one: paper, expected, slack, config.
+
+    Examples: prfaas ctl policy · prfaas ctl policy slack · prfaas ctl policy config
+    """
+    target = settle_target(context, url, key, as_json=as_json)
+    if context.invoked_subcommand is None:
+        _show(target, call_admin(target, "GET", "policy"), show_document)
+
+
+def _policy_choice(word: str) -> Callable[..., None]:
+    def command(
+        context: typer.Context,
+        *,
+        url: UrlOption = None,
+        key: KeyOption = None,
+        as_json: AsJson = False,
+    ) -> None:
+        target = settle_target(context, url, key, as_json=as_json)
+        _show(target, call_admin(target, "PUT", "policy", body={"policy": word}), show_document)
+
+    command.__doc__ = {
+        "paper": "Compare uncached tokens with the threshold.",
+        "expected": "Take the threshold as prior, and the side that is done clearly sooner.",
+        "slack": "Let prompts wait at the gateway in order of slack, for an instance that is free.",
+        "config": "Give the choice of the rule back to the configuration.",
+    }[word]
     return command
 
 

@@ -8,7 +8,6 @@ from router.compose.core import Core
 from router.compose.models import (
     build_admin_keys,
 )
-from router.domain.decision import Rule
 from router.domain.topology import ClusterKind, Role
 from router.gateway.admin import build_admin
 from router.gateway.admin_room import AdminRoom
@@ -62,7 +61,6 @@ def build_routing(core: Core) -> Routing:
             links=core.links,
             operator=core.operator,
             rules=PolicyRules(
-                rule=Rule(settings.scheduler.policy),
                 on_unknown=settings.scheduler.on_unknown_metadata,
                 remote_queue_limit=settings.scheduler.remote_queue_limit,
                 ships_prefix=core.connector.ships_prefix,

@@ -30,6 +30,7 @@ from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
 from router.control.thresholds import StepRules
+from router.domain.decision import Rule
 from router.domain.errors import NotFound
 from router.gateway.access import AccessLog
 from router.service.admission import Admission, OwnSlots
@@ -114,7 +115,9 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
     slots = _share_slots(store, fleet)
     config = ConfigRecord(fingerprint_of(loaded), clock)
     lengths = OperatingLengths()
-    operator = Operator(_threshold_rules(settings), clock=clock)
+    operator = Operator(
+        _threshold_rules(settings), clock=clock, policy=Rule(settings.scheduler.policy)
+    )
     links = LinkBoard(
         topology.links,
         clock=clock,
@@ -224,6 +227,7 @@ def put_in_force(core: Core, topology: Topology) -> None:
         mode=BandwidthMode(settings.scheduler.bandwidth.mode),
     )
     core.operator.rules = _threshold_rules(settings)
+    core.operator.configured_policy = Rule(settings.scheduler.policy)
     core.thresholds.reconfigure(
         core.catalog.models,
         rules=_step_rules(settings),

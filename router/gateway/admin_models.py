@@ -82,6 +82,12 @@ class ThresholdBody(Body):
         return self
 
 
+class PolicyBody(Body):
+    """The rule, or back to the configuration."""
+
+    policy: Literal["paper", "expected", "slack", "config"]
+
+
 class LinkBody(Body):
     """What the operator says of a link; a field that is absent is left as it is."""
 

@@ -1,4 +1,4 @@
-"""The admin API's orders: thresholds, links, regimes, overrides, instances.
+"""The admin API's orders: thresholds, the rule, links, regimes, overrides, instances.
 
 Each part has an entity tag, sent with what shows it and with what changes it. A change with
 `If-Match` is made only while the part is as it was seen, else it is 412: two operators who look at
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Body, Depends, Header, Query, Response, status
 
 from router.control.links import BandwidthMode, LinkHealth
-from router.domain.decision import ThresholdMode
+from router.domain.decision import Rule, ThresholdMode
 from router.domain.errors import NotFound
 from router.domain.units import from_gbps
 from router.gateway.admin_models import (
@@ -26,6 +26,7 @@ from router.gateway.admin_models import (
     OverrideBody,
     OverrideParameters,
     PairParameters,
+    PolicyBody,
     ThresholdBody,
 )
 from router.gateway.admin_room import AdminRole, AdminRoom, Caller, Dependency, demand
@@ -37,6 +38,7 @@ from router.service.orders import (
     Orders,
     OverrideOrder,
     PairScope,
+    PolicyOrder,
     ThresholdOrder,
     tag,
     with_added,
@@ -44,6 +46,7 @@ from router.service.orders import (
     with_link,
     with_modes,
     with_override,
+    with_policy,
     with_threshold,
     without_instance,
     without_overrides,
@@ -110,6 +113,7 @@ def add_orders(routes: APIRouter, room: AdminRoom, rights: Rights) -> None:
 
     viewer, operator = desk_of(rights.viewer), desk_of(rights.operator)
     _add_thresholds(routes, room, viewer, operator)
+    _add_policy(routes, room, viewer, operator)
     _add_links(routes, room, viewer, operator)
     _add_bandwidth(routes, room, viewer, operator)
     _add_overrides(routes, room, viewer, operator)
@@ -175,6 +179,36 @@ def _name_scope(scope: PairScope) -> str:
 
 def _name_parts(everything: str, parts: Mapping[str, str | None]) -> str:
     return ", ".join(f"{key} {name}" for key, name in parts.items() if name) or everything
+
+
+# -- the rule
+
+
+def _policy(orders: Orders) -> object:
+    return orders.policy
+
+
+def _add_policy(
+    routes: APIRouter, room: AdminRoom, viewer: Dependency, operator: Dependency
+) -> None:
+    @routes.get("/policy")
+    async def read_policy(desk: Desk = viewer) -> Document:
+        """Return the rule in force, and who chose it."""
+        desk.show(_policy(room.orders.orders))
+        return room.report.policy()
+
+    @routes.put("/policy")
+    async def write_policy(body: PolicyBody, desk: Desk = operator) -> Document:
+        """Choose the rule; `config` returns to the file. Requests under way go on as decided."""
+
+        def edit(orders: Orders) -> Orders:
+            if body.policy == "config":
+                return with_policy(orders, None)
+            order = PolicyOrder(Rule(body.policy), room.clock.now(), desk.caller.name)
+            return with_policy(orders, order)
+
+        await desk.change(Order("policy.set", "the rule", _policy, edit))
+        return room.report.policy()
 
 
 # -- links

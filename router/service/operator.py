@@ -1,13 +1,20 @@
-"""The operators' word on thresholds and routes, as the rule asks for it."""
+"""The operators' word on thresholds, routes and the rule itself, as decisions ask for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.domain.decision import OverrideView, ThresholdMode, ThresholdView
+from router.domain.decision import OverrideView, Rule, ThresholdMode, ThresholdView
 from router.domain.units import Tokens
 from router.ports import Clock
-from router.service.orders import Orders, OverrideOrder, PairScope, ThresholdOrder, live_overrides
+from router.service.orders import (
+    Orders,
+    OverrideOrder,
+    PairScope,
+    PolicyOrder,
+    ThresholdOrder,
+    live_overrides,
+)
 from router.service.thresholds import SolvedThresholds
 
 
@@ -25,9 +32,16 @@ class Operator:
     """Answers from the orders in force. Single-threaded: owned by one event loop."""
 
     def __init__(
-        self, rules: ThresholdRules, *, clock: Clock, solved: SolvedThresholds | None = None
+        self,
+        rules: ThresholdRules,
+        *,
+        clock: Clock,
+        solved: SolvedThresholds | None = None,
+        policy: Rule = Rule.PAPER,
     ) -> None:
+        """`policy` is the configured rule."""
         self.rules = rules
+        self.configured_policy = policy
         self.solved = solved or SolvedThresholds()
         self._clock = clock
         self._orders = Orders()
@@ -57,6 +71,17 @@ class Operator:
                 return ThresholdView(mode, solved.tokens)
         given = None if order is None else order.tokens
         return ThresholdView(mode, self.rules.tokens if given is None else given)
+
+    @property
+    def policy(self) -> Rule:
+        """The rule in force: as ordered, else as configured."""
+        order = self._orders.policy
+        return self.configured_policy if order is None else order.rule
+
+    @property
+    def policy_order(self) -> PolicyOrder | None:
+        """The order of a rule; None while the configuration chooses."""
+        return self._orders.policy
 
     @property
     def overrides(self) -> tuple[OverrideOrder, ...]:

@@ -1,4 +1,4 @@
-"""What operators ordered: thresholds, overrides, links, instances. Values and pure edits.
+"""What operators ordered: thresholds, the rule, overrides, links, instances. Values, pure edits.
 
 Orders win over the configuration until they are taken back, are visible with their author and time,
 and are one document, so that they are changed as a whole and kept as a whole (DESIGN 3, 8). What an
@@ -15,7 +15,7 @@ from datetime import datetime
 import msgspec
 
 from router.control.links import BandwidthMode, LinkHealth
-from router.domain.decision import Route, ThresholdMode
+from router.domain.decision import Route, Rule, ThresholdMode
 from router.domain.errors import Conflict, NotFound
 from router.domain.topology import Instance, InstanceState, Role
 from router.domain.units import BytesPerSecond, Tokens
@@ -50,6 +50,15 @@ class ThresholdOrder:
     scope: PairScope
     mode: ThresholdMode
     tokens: Tokens | None
+    updated_at: datetime
+    updated_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOrder:
+    """The rule that an operator wants, whatever the configuration says."""
+
+    rule: Rule
     updated_at: datetime
     updated_by: str
 
@@ -101,6 +110,7 @@ class Orders:
     instances: Mapping[str, InstanceOrder] = field(default_factory=dict)
     added: Mapping[str, Instance] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
+    policy: PolicyOrder | None = None
 
 
 _DECODER = msgspec.json.Decoder(Orders)
@@ -141,6 +151,14 @@ def without_threshold(orders: Orders, scope: PairScope) -> Orders:
     """Return the orders with a scope given back to the configuration."""
     kept = tuple(each for each in orders.thresholds if not scope.contains(each.scope))
     return replace(orders, thresholds=kept)
+
+
+# -- the rule
+
+
+def with_policy(orders: Orders, order: PolicyOrder | None) -> Orders:
+    """Return the orders with a rule; None gives the choice back to the configuration."""
+    return replace(orders, policy=order)
 
 
 # -- overrides

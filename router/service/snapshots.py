@@ -40,7 +40,6 @@ Beliefs = Mapping[SourceId, CacheBelief]
 class PolicyRules:
     """The configured parts of the rule. `ships_prefix` is what the connector can do."""
 
-    rule: Rule = Rule.PAPER
     on_unknown: UnknownMetadata = UnknownMetadata.TOTAL
     remote_queue_limit: int = 16
     ships_prefix: bool = False
@@ -129,7 +128,7 @@ class SnapshotBuilder:
 
         0 where more than its length decides: an override, or another rule than the paper's.
         """
-        if self._rules.rule is not Rule.PAPER or self._operator.override(model.name, tenant):
+        if self._operator.policy is not Rule.PAPER or self._operator.override(model.name, tenant):
             return 0
         thresholds = [
             self._operator.threshold(model.name, prfaas, pd) for prfaas, pd in self._trace().pairs
@@ -183,7 +182,7 @@ class SnapshotBuilder:
             override=self._operator.override(request.model, request.tenant),
             on_unknown=self._rules.on_unknown,
             remote_queue_limit=self._rules.remote_queue_limit,
-            rule=self._rules.rule,
+            rule=self._operator.policy,
         )
 
     def _view_cluster(

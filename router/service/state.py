@@ -77,6 +77,7 @@ class StateReport:
             ],
             "instances": self.instances(),
             "links": self.links(),
+            "policy": self.policy(),
             "thresholds": self.pair_thresholds(),
             "queue": self._admission.describe(self._tenants.names),
             "overrides": [self.override(order) for order in self._operator.overrides],
@@ -190,6 +191,17 @@ class StateReport:
             "updated_by": order.updated_by if order else None,
             "scope": {"model": scope.model, "prfaas": scope.prfaas, "pd": scope.pd},
             "pairs": pairs,
+        }
+
+    def policy(self) -> Document:
+        """Return the rule in force, and who chose it."""
+        order = self._operator.policy_order
+        return {
+            "policy": self._operator.policy,
+            "configured": self._operator.configured_policy,
+            "source": "operator" if order else "config",
+            "updated_at": order.updated_at.isoformat() if order else None,
+            "updated_by": order.updated_by if order else None,
         }
 
     def pair_thresholds(self, scope: PairScope | None = None) -> list[Document]:

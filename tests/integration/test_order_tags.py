@@ -39,6 +39,7 @@ async def call(
     [
         ("PUT", "threshold", {"mode": "off"}, "threshold"),
         ("PUT", "links/west-east", {"health": "down"}, "links/west-east"),
+        ("PUT", "policy", {"policy": "expected"}, "policy"),
         ("PUT", "bandwidth", {"mode": "scarce"}, "bandwidth"),
         ("PUT", "override", {"route": "local"}, "override"),
         ("DELETE", "override", None, "override"),

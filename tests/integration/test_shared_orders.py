@@ -46,6 +46,7 @@ async def told(system: System) -> Document:
     return {
         "thresholds": [pair["effective_tokens"] for pair in state["thresholds"]],
         "links": [(each["health"], each["bandwidth_mode"]) for each in state["links"]],
+        "policy": (state["policy"]["policy"], state["policy"]["source"]),
         "overrides": [(each["route"], each["tenant"]) for each in state["overrides"]],
         "instances": {each["name"]: (each["state"], each["role"]) for each in state["instances"]},
     }
@@ -72,6 +73,7 @@ async def give_many_orders(system: System) -> None:
     await system.order("PUT", "threshold", {"mode": "manual", "tokens": 777})
     await system.order("PUT", "links/west-east", {"health": "down", "capacity_gbps": 5})
     await system.order("PUT", "bandwidth", {"mode": "abundant"})
+    await system.order("PUT", "policy", {"policy": "expected"})
     await system.order("PUT", "override", {"route": "local", "ttl_seconds": 600})
     await system.order("PATCH", "instances/p0", {"state": "draining"})
     await system.order("PATCH", "instances/p1", {"role": "decode"})
@@ -83,6 +85,7 @@ async def give_many_orders(system: System) -> None:
 ORDERED: Document = {
     "thresholds": [777],
     "links": [("down", "abundant")],
+    "policy": ("expected", "operator"),
     "overrides": [("local", None)],
     "instances": {
         "p0": ("draining", "prefill"),
@@ -173,7 +176,7 @@ async def test_r58_a_killed_store_changes_no_orders_and_gets_them_back(tmp_path:
             with redis_server(port=first.port) as second:
 
                 async def written_back() -> bool:
-                    return second.call("HGET", "prfaas:{control}:orders", "version") == b"8"
+                    return second.call("HGET", "prfaas:{control}:orders", "version") == b"9"
 
                 await until(written_back)
                 await two.order("PUT", "threshold", {"mode": "manual", "tokens": 5})

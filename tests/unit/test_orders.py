@@ -8,16 +8,18 @@ import msgspec
 import pytest
 
 from router.control.links import BandwidthMode, LinkHealth
-from router.domain.decision import Route, ThresholdMode
+from router.domain.decision import Route, Rule, ThresholdMode
 from router.domain.errors import Conflict, NotFound
 from router.domain.topology import Instance, InstanceState, Role
 from router.domain.units import BytesPerSecond
+from router.service.operator import Operator, ThresholdRules
 from router.service.orders import (
     InstanceOrder,
     LinkOrder,
     Orders,
     OverrideOrder,
     PairScope,
+    PolicyOrder,
     ThresholdOrder,
     decode_orders,
     encode_orders,
@@ -29,11 +31,13 @@ from router.service.orders import (
     with_link,
     with_modes,
     with_override,
+    with_policy,
     with_threshold,
     without_instance,
     without_overrides,
     without_threshold,
 )
+from tests.fakes.clocks import FakeClock
 
 NOW = datetime(2026, 4, 16, tzinfo=UTC)
 P0 = Instance("p0", "east", "http://p0", Role.PREFILL)
@@ -132,3 +136,14 @@ def test_tags_tell_contents_apart() -> None:
     down = with_link(Orders(), "l", LinkOrder(LinkHealth.DOWN))
     assert tag(down.links) != tag(Orders().links)
     assert tag(with_link(down, "l", LinkOrder()).links) == tag(Orders().links)
+
+
+def test_the_rule_is_ordered_and_given_back() -> None:
+    """What was ordered is kept with its author; without it nothing is left of it."""
+    ordered = with_policy(Orders(), PolicyOrder(Rule.EXPECTED, NOW, "ops"))
+    assert decode_orders(encode_orders(ordered)) == ordered
+    assert with_policy(ordered, None) == Orders()
+    operator = Operator(ThresholdRules(), clock=FakeClock(), policy=Rule.SLACK)
+    assert operator.policy is Rule.SLACK
+    operator.follow(ordered)
+    assert operator.policy is Rule.EXPECTED
