@@ -49,12 +49,20 @@ class Kept:
     document: bytes = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A leader's right to write: in the store, for as long as `owner` leads there in `term`."""
+
+    owner: str
+    term: int
+
+
 class StateStore(Protocol):
     """Keeps small documents that must outlive a process. Held to `tests/contract/state_suite.py`.
 
-    A write says which version it follows, so nobody undoes what he has not seen: also a fence
-    against a leader of yesterday. Each call is one round trip where processes share the store, and
-    raises StoreAway when it does not answer in time; of a write nothing is known then.
+    A write says which version it follows, so nobody undoes what he has not seen. Each call is one
+    round trip where processes share the store, and raises StoreAway when it does not answer in
+    time; of a write nothing is known then.
     """
 
     async def read(self, name: str) -> Kept:
@@ -62,11 +70,19 @@ class StateStore(Protocol):
         ...
 
     async def write(
-        self, name: str, document: bytes, *, after: int, record: bytes | None = None
+        self,
+        name: str,
+        document: bytes,
+        *,
+        after: int,
+        record: bytes | None = None,
+        fence: Fence | None = None,
     ) -> Kept | None:
         """Write a document as the version after `after`, and a record of why beside it.
 
-        None, and nothing is written, where that is not the version that is kept.
+        None, and nothing is written, where that is not the version that is kept. With a fence
+        raises NotLeading, and nothing is written, unless its owner leads now in its term; where
+        there is one process alone nobody else can.
         """
         ...
 

@@ -29,6 +29,8 @@ ACROSS: Final[Mapping[str, Callable[[float, float], float]]] = MappingProxyType(
         "prfaas_threshold_tokens": max,
         "prfaas_threshold_solved_tokens": max,
         "prfaas_threshold_at_bound": max,
+        "prfaas_controller_leader": max,
+        "prfaas_controller_term": max,
         # What one of them computes for all, the others not at all.
         "prfaas_stage_capacity_requests_per_second": max,
         "prfaas_balance_residual_ratio": max,

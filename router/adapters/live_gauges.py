@@ -20,6 +20,7 @@ from router.domain.topology import ClusterKind
 from router.ports import Clock
 from router.service.admission import Admission
 from router.service.fleet import Fleet
+from router.service.leadership import Leadership
 from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog
@@ -39,6 +40,7 @@ class LiveState:
     admission: Admission
     tenants: TenantBook
     lengths: OperatingLengths
+    leadership: Leadership
 
 
 class LiveGauges:
@@ -56,6 +58,7 @@ class LiveGauges:
         yield from self._thresholds()
         yield from self._model.collect()
         yield from self._queue()
+        yield from self._controller()
         up = float(self._store_is_up())
         yield GaugeMetricFamily("prfaas_store_up", "Whether the store answers", value=up)
 
@@ -111,6 +114,19 @@ class LiveGauges:
         for tenant in sorted(self._live.tenants.names):
             depth.add_metric([tenant], self._live.admission.depth(tenant))
         yield depth
+
+    def _controller(self) -> Iterator[Metric]:
+        leadership = self._live.leadership
+        yield GaugeMetricFamily(
+            "prfaas_controller_leader",
+            "Whether this gateway solves thresholds and converts, for all that share its store",
+            value=float(leadership.leads),
+        )
+        yield GaugeMetricFamily(
+            "prfaas_controller_term",
+            "Number of the leader's term: it rises with each new one",
+            value=leadership.term,
+        )
 
     def _thresholds(self) -> Iterator[Metric]:
         def gauge(name: str, what: str) -> GaugeMetricFamily:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from router.ports import Kept
+from router.ports import Fence, Kept
 
 MAX_RECORDS: Final = 1000
 """Changes by people and loops: days of them, some hundred bytes each."""
@@ -25,7 +25,13 @@ class MemoryState:
         return self._documents.get(name, _NONE)
 
     async def write(
-        self, name: str, document: bytes, *, after: int, record: bytes | None = None
+        self,
+        name: str,
+        document: bytes,
+        *,
+        after: int,
+        record: bytes | None = None,
+        fence: Fence | None = None,  # noqa: ARG002 - nobody else could lead
     ) -> Kept | None:
         """Write the version after `after`, if that is the last."""
         if (await self.read(name)).version != after:

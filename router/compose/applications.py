@@ -187,6 +187,7 @@ def _admin_room(
         catalog=core.catalog,
         log=core.log,
         report=StateReport(
+            leadership=core.leadership,
             fleet=core.fleet,
             links=core.links,
             operator=core.operator,

@@ -24,7 +24,7 @@ from router.compose.models import (
     build_tenants,
 )
 from router.compose.pools import build_pools
-from router.compose.stores import Store, build_limits, open_store
+from router.compose.stores import Store, build_leadership, build_limits, open_store
 from router.compose.tokenizers import Tokenizers, load_tokenizers, renew_tokenizers
 from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
@@ -40,6 +40,7 @@ from router.service.decisions import DecisionLog
 from router.service.deployments import LiveDeployments
 from router.service.fleet import Fleet, FleetRules
 from router.service.foresight import Foresight
+from router.service.leadership import Leadership
 from router.service.lengths import OperatingLengths
 from router.service.limits import LimitLedger
 from router.service.links import LinkBoard
@@ -73,6 +74,7 @@ class Core:
     layouts: Layouts
     lengths: OperatingLengths
     deployments: LiveDeployments
+    leadership: Leadership
     thresholds: ThresholdLoop
     limits: LimitLedger
     stored: StoredResponses
@@ -133,6 +135,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
         layouts=Layouts(settings),
         lengths=lengths,
         deployments=deployments,
+        leadership=build_leadership(settings, store, clock),
         thresholds=ThresholdLoop(
             operator.solved,
             fleet=fleet,
@@ -253,6 +256,7 @@ def watch(core: Core) -> None:
             core.admission,
             core.tenants,
             core.lengths,
+            core.leadership,
         )
     )
 

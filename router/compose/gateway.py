@@ -166,6 +166,7 @@ class Gateway:
         probe = self.core.settings.upstream.probe
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.core.store.running())
+            stack.push_async_callback(self.core.leadership.leave)
             stack.push_async_callback(self.core.engines.aclose)
             stack.callback(self.core.tokenizers.close)
             client = await stack.enter_async_context(
@@ -194,6 +195,7 @@ class Gateway:
                 *self.ingest.runs,
                 prober.run,
                 silence.run,
+                self.core.leadership.run,
                 self.core.thresholds.run,
                 self.core.truth.run,
                 self._improve_tokenizers,

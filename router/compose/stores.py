@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,12 +25,15 @@ from router.adapters.metrics import PrometheusMetrics
 from router.adapters.store.connection import SharedStore
 from router.adapters.store.holds import Holds
 from router.adapters.store.keys import LEASE_PREFIX, StoreKeys
+from router.adapters.store.leases import RedisLeaderLease
 from router.adapters.store.limits import RedisLimits
 from router.adapters.store.loads import RedisLoads
 from router.adapters.store.origins import RedisOrigins
 from router.adapters.store.state import RedisState
 from router.compose.models import CompositionError
+from router.control.tenures import LeaseRules
 from router.ports import StateStore
+from router.service.leadership import Leadership
 from router.service.limits import LimitLedger, MemoryLimits
 from router.service.peers import ReportBoard
 from router.settings import Settings
@@ -49,6 +54,7 @@ class Common:
     owner: str
     holds: Holds
     origins: RedisOrigins
+    lease: RedisLeaderLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +124,27 @@ def open_store(
     common = _share(
         SharedStore(client, clock=clock, budget=settings.store.timeout_ms / 1000, breaker=breaker),
         clock,
+        lease_rules(settings),
     )
     return Store("redis", shared, shared, RedisLeases(client, prefix=LEASE_PREFIX), common)
 
 
-def _share(store: SharedStore, clock: SystemClock) -> Common:
+def lease_rules(settings: Settings) -> LeaseRules:
+    """Return how the leader's lease is kept."""
+    return LeaseRules(settings.scheduler.leader_lease_seconds)
+
+
+def process_name() -> str:
+    """Return what people know this process by."""
+    return f"{socket.gethostname()}/{os.getpid()}"
+
+
+def _share(store: SharedStore, clock: SystemClock, rules: LeaseRules) -> Common:
     owner = uuid.uuid4().hex[:12]
     keys = StoreKeys()
     holds = Holds(store, owner=owner, clock=clock)
-    return Common(store, keys, owner, holds, RedisOrigins(store, keys))
+    lease = RedisLeaderLease(store, keys, owner=owner, name=process_name(), life=rules.life)
+    return Common(store, keys, owner, holds, RedisOrigins(store, keys), lease)
 
 
 def build_limits(store: Store, clock: SystemClock) -> LimitLedger:
@@ -138,9 +156,15 @@ def build_limits(store: Store, clock: SystemClock) -> LimitLedger:
 
 
 def build_state(store: Store) -> StateStore:
-    """Return where orders are kept."""
+    """Return where orders, and what a leader found, are kept."""
     common = store.common
     return MemoryState() if common is None else RedisState(common.store, common.keys)
+
+
+def build_leadership(settings: Settings, store: Store, clock: SystemClock) -> Leadership:
+    """Return this process's part in who controls."""
+    lease = None if store.common is None else store.common.lease
+    return Leadership(lease, name=process_name(), clock=clock, rules=lease_rules(settings))
 
 
 def build_report_board(store: Store) -> ReportBoard | None:

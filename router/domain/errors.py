@@ -93,6 +93,10 @@ class StoreAway(RouterError):
     """The shared store does not answer: what needs it was not done (503 with Retry-After)."""
 
 
+class NotLeading(RouterError):
+    """Another process leads by now, or nobody: what only a leader may do was not done (503)."""
+
+
 class UpstreamError(RouterError):
     """An engine failed us. `instance` is its name, `processed` whether it may have run the request.
 

@@ -15,6 +15,7 @@ from router.service.admission import Admission
 from router.service.config_record import ConfigRecord
 from router.service.decisions import Document
 from router.service.fleet import Fleet, Member
+from router.service.leadership import Leadership
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog, ServedModel
 from router.service.operator import Operator
@@ -29,6 +30,7 @@ class StateReport:
     def __init__(
         self,
         *,
+        leadership: Leadership,
         fleet: Fleet,
         links: LinkBoard,
         operator: Operator,
@@ -50,6 +52,7 @@ class StateReport:
         `tokenizers` tell, by model, how prompts are counted in process.
         """
         self._config = config
+        self._leadership = leadership
         self._describe_workers = describe_workers
         self._fleet = fleet
         self._links = links
@@ -70,6 +73,7 @@ class StateReport:
             "at": self._clock.now().isoformat(),
             **await self._describe_workers(),
             "config": self._config.describe(),
+            "leader": self._leadership.describe(),
             "store": {"kind": self._store, "up": self._store_is_up()},
             "models": [self._model(model) for model in self._catalog.models],
             "clusters": [

@@ -27,6 +27,7 @@ RESTART_ONLY: Final[tuple[tuple[str, ...], ...]] = (
     # State would have to move from one place to another, or be cut to another size.
     ("store",),
     ("kvmeta",),
+    ("scheduler", "leader_lease_seconds"),
     ("upstream", "max_connections_per_instance"),
     # The loops that ask and watch engines go on as they began.
     ("upstream", "probe", "interval_seconds"),

@@ -119,6 +119,10 @@ class SchedulerSettings(Section):
     link_budget_seconds: PositiveDuration = 5
     """Bytes booked on a link stay below its capacity times this; beyond it `link_congested`. The
     dwell time: congestion of that length the short loop cannot cure sooner."""
+    leader_lease_seconds: Annotated[PositiveDuration, Field(ge=0.3)] = 3
+    """Of the processes that share a store one controls; another does at most so long after it died.
+    Three lost renewals, half a second apart, cost the lease. Not below 0.3: a renewal is a round
+    trip to the store, which may take `store.timeout_ms`."""
     short_loop: ShortLoopSettings = ShortLoopSettings()
     """The loop of seconds."""
     long_loop: LongLoopSettings = LongLoopSettings()

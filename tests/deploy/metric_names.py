@@ -56,6 +56,8 @@ LABELS: dict[str, frozenset[str]] = {
         "kv_bytes_total": "outcome",
         "tokenizer_drift_total": "",
         "config_reloads_total": "outcome",
+        "controller_leader": "",
+        "controller_term": "",
         "store_up": "",
     }.items()
 }

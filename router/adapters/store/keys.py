@@ -41,6 +41,11 @@ class StoreKeys:
         """List: the latest records of what was changed, newest first."""
         return self._of("{control}:audit")
 
+    @property
+    def leader(self) -> str:
+        """Hash: who leads, in which term, and until when. Its number must not be begun anew."""
+        return self._of("{control}:leader")
+
     # -- what gateways tell each other, together on one shard
 
     @property

@@ -5,12 +5,15 @@ from __future__ import annotations
 from router.adapters.memory_state import MAX_RECORDS
 from router.adapters.store.connection import Argument, Reply, SharedStore, load_script
 from router.adapters.store.keys import StoreKeys
-from router.ports import Kept
+from router.domain.errors import NotLeading
+from router.ports import Fence, Kept
 
 _READ = load_script("state_read")
 _WRITE = load_script("state_write")
 _RESTORE = load_script("state_restore")
 _RECORDS = load_script("state_records")
+_FENCED_OFF = -1
+"""What `state_write.lua` says to one who does not lead."""
 
 
 class RedisState:
@@ -25,14 +28,23 @@ class RedisState:
         return _kept(await self._store.run(_READ, [self._keys.document(name)]))
 
     async def write(
-        self, name: str, document: bytes, *, after: int, record: bytes | None = None
+        self,
+        name: str,
+        document: bytes,
+        *,
+        after: int,
+        record: bytes | None = None,
+        fence: Fence | None = None,
     ) -> Kept | None:
-        """Compare, write and record; one script."""
-        keys = [self._keys.document(name), self._keys.records]
-        values: list[Argument] = [after, document, MAX_RECORDS]
+        """Compare with the leader's lease and the version, write and record; one script."""
+        keys = [self._keys.document(name), self._keys.records, self._keys.leader]
+        owner, term = ("", 0) if fence is None else (fence.owner, fence.term)
+        values: list[Argument] = [after, document, MAX_RECORDS, owner, term]
         if record is not None:
             values.append(record)
         written = int(await self._store.run(_WRITE, keys, values))
+        if written == _FENCED_OFF:
+            raise NotLeading("another process leads by now, or nobody does")
         return Kept(after + 1, document) if written else None
 
     async def restore(self, name: str, kept: Kept) -> Kept:
