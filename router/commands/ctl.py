@@ -19,6 +19,7 @@ from router.commands.admin_client import (
     call_admin,
     settle_target,
 )
+from router.commands.ctl_plans import plan, plan_solve
 from router.commands.ctl_views import (
     show_audit,
     show_decisions,
@@ -87,6 +88,7 @@ def register(app: typer.Typer) -> None:
         instances,
         {"set": instances_set, "add": instances_add, "remove": instances_remove},
     )
+    _add_group(ctl, "plan", plan, {"solve": plan_solve})
     app.add_typer(ctl, name="ctl")
 
 

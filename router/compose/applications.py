@@ -28,6 +28,7 @@ from router.gateway.requests import BodyBudget
 from router.ports import Timeouts
 from router.service.counting import EngineCounter, PromptCounter
 from router.service.fleet import Fleet
+from router.service.live_plans import LivePlans
 from router.service.membership import Membership
 from router.service.observations import ObservedCourse
 from router.service.order_book import OrderBook
@@ -205,6 +206,7 @@ def _admin_room(
             describe_workers=core.workers.describe,
             config=core.config,
         ),
+        plans=LivePlans(core.deployments, core.catalog, core.operator, core.lengths),
         clock=core.clock,
         parse_instance=lambda document: parse_instance(document, core.settings),
         new_request_id=_new_id,

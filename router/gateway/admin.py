@@ -16,11 +16,14 @@ from router.gateway.admin_models import (
     AuditParameters,
     DecisionParameters,
     ExplainBody,
+    PlanBody,
+    PlanParameters,
     TelemetryBody,
     observed_age,
 )
 from router.gateway.admin_orders import Rights, add_orders
 from router.gateway.admin_room import AdminRoom, Dependency
+from router.planning.live_plans import Suppositions
 from router.service.bodies import BodyKind, read_body
 from router.service.decisions import Document
 from router.service.routing import Ask, Supposition
@@ -35,6 +38,7 @@ def build_admin(room: AdminRoom) -> APIRouter:
     _add_telemetry(routes, room, rights.agent)
     add_orders(routes, room, rights)
     _add_decisions(routes, room, rights.viewer)
+    _add_plans(routes, room, rights.viewer)
     return routes
 
 
@@ -80,6 +84,31 @@ def _add_decisions(routes: APIRouter, room: AdminRoom, viewer: Dependency) -> No
         """Decide without sending anything: on live state, or on what is supposed of it."""
         record = await _explain(room, body)
         return JSONResponse(record)
+
+
+def _add_plans(routes: APIRouter, room: AdminRoom, viewer: Dependency) -> None:
+    @routes.get("/plan", dependencies=[viewer])
+    async def read_plan(which: Annotated[PlanParameters, Query()]) -> Document:
+        """Return the model's view of now, for each model and PD cluster."""
+        return {"plans": await room.plans.now(model=which.model, pd=which.pd)}
+
+    @routes.post("/plan:solve", dependencies=[viewer])
+    async def solve_plan(body: PlanBody) -> Document:
+        """Return the model's view of now beside that of what is supposed; nothing changes."""
+        plans = await room.plans.solve(_suppositions(body), model=body.model, pd=body.pd)
+        return {"plans": plans}
+
+
+def _suppositions(body: PlanBody) -> Suppositions:
+    return Suppositions(
+        egress={name: from_gbps(gbps) for name, gbps in body.bandwidth_gbps.items()},
+        prefill=body.prefill_instances,
+        decode=body.decode_instances,
+        remote=body.prfaas_instances,
+        mean=body.mean_tokens,
+        lengths=tuple(body.lengths),
+        threshold=body.threshold,
+    )
 
 
 async def _explain(room: AdminRoom, body: ExplainBody) -> Document:

@@ -17,6 +17,8 @@ Gbps = Annotated[float, Field(ge=0, le=1e9, strict=True)]
 Milliseconds = Annotated[float, Field(ge=0, le=1e9, strict=True)]
 Lifetime = Annotated[float, Field(gt=0, le=1e9, strict=True)]
 TokenCount = Annotated[int, Field(ge=0, le=1 << 40, strict=True)]
+InstanceCount = Annotated[int, Field(ge=0, le=10_000, strict=True)]
+MeanLength = Annotated[float, Field(ge=1, le=1 << 40, strict=True)]
 PromptLength = Annotated[int, Field(ge=1, le=1 << 40, strict=True)]
 
 
@@ -153,6 +155,37 @@ class ExplainBody(Body):
                     f"cached_tokens[{cluster}] must be at most total_tokens - 1: "
                     "engines recompute the last token"
                 )
+        return self
+
+
+class PlanParameters(Parameters):
+    """Which plans; what is left out is all."""
+
+    model: str | None = None
+    pd: str | None = None
+
+
+class PlanBody(Body):
+    """What is supposed of the running system; what is absent stays as it is.
+
+    Bandwidth is by link, instances are by cluster. `lengths` are uncached tokens of prompts,
+    `mean_tokens` scales the lengths that were seen.
+    """
+
+    model: str | None = None
+    pd: str | None = None
+    bandwidth_gbps: dict[str, Gbps] = Field(default_factory=dict)
+    prefill_instances: dict[str, InstanceCount] = Field(default_factory=dict)
+    decode_instances: dict[str, InstanceCount] = Field(default_factory=dict)
+    prfaas_instances: dict[str, InstanceCount] = Field(default_factory=dict)
+    mean_tokens: MeanLength | None = None
+    lengths: Annotated[list[PromptLength], Field(max_length=4096)] = Field(default_factory=list)
+    threshold: TokenCount | None = None
+
+    @model_validator(mode="after")
+    def _names_lengths_once(self) -> Self:
+        if self.lengths and self.mean_tokens is not None:
+            raise ValueError("give mean_tokens or lengths, not both")
         return self
 
 

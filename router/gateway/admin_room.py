@@ -17,6 +17,7 @@ from router.ports import Clock
 from router.service.decisions import DecisionLog
 from router.service.fleet import Fleet
 from router.service.links import LinkBoard
+from router.service.live_plans import LivePlans
 from router.service.membership import Membership
 from router.service.models import ModelCatalog
 from router.service.operator import Operator
@@ -72,6 +73,7 @@ class AdminRoom:
     catalog: ModelCatalog
     log: DecisionLog
     report: StateReport
+    plans: LivePlans
     clock: Clock
     parse_instance: Callable[[Mapping[str, Any]], Instance]
     new_request_id: Callable[[], str]
