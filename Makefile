@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
 PEER   := build/bench/vllm-router
 
-.PHONY: help demo test redis long evidence bench soak fuzz lint types check lock clean
+.PHONY: help demo test redis long evidence bench live soak fuzz lint types check lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,6 +32,9 @@ long: $(VENV)/.dev redis ## the minutes-long part: trace replays, soaks
 
 bench: $(VENV)/.runtime $(PEER)/.installed ## this gateway beside vllm-router, into docs/benchmarks
 	@$(BIN)/python -m bench.gateway $(ARGS)
+
+live: $(VENV)/.dev redis ## play failing links, floods and more on real processes (ARGS="--only b,c")
+	$(BIN)/python -m bench.live $(ARGS)
 
 soak: $(VENV)/.dev redis ## mixed traffic and faults, then the books: make soak ARGS="--minutes 30"
 	$(BIN)/python -m tests.soak $(ARGS)

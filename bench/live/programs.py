@@ -1,0 +1,79 @@
+"""Which scenes there are, and how they are played one after another."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.live.claims import Outcome
+from bench.live.scenes.links import lose_link, silence_agent
+from bench.live.scenes.prefixes import ship_remote_prefix, use_remote_prefix
+from bench.live.scenes.queues import flood_queues
+from bench.live.stages import Stage
+from bench.live.systems import SceneFailed, live_system
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One scene: what happens, and on which system. `letter` is how it is asked for."""
+
+    letter: str
+    title: str
+    play: Callable[[Stage], Awaitable[Outcome]]
+    ships_prefix: bool = False
+
+
+SCENES: Final = (
+    Scene("b", "The link goes down and comes back", lose_link),
+    Scene("c", "The PrfaaS queues are flooded, and clients leave early", flood_queues),
+    Scene("e", "The link's telemetry goes stale", silence_agent),
+    Scene("g", "A prefix that is cached remotely, which nobody ships", use_remote_prefix),
+    Scene(
+        "g", "A prefix that is cached remotely, and shipped", ship_remote_prefix, ships_prefix=True
+    ),
+)
+
+
+def choose_scenes(letters: Sequence[str]) -> list[Scene]:
+    """Return the scenes of these letters, all where there are none; raises KeyError."""
+    known = {scene.letter for scene in SCENES}
+    for letter in letters:
+        if letter not in known:
+            raise KeyError(letter)
+    return [scene for scene in SCENES if not letters or scene.letter in letters]
+
+
+async def play_scenes(
+    scenes: Sequence[Scene], say: Say, *, quick: bool = False
+) -> Mapping[Scene, Outcome]:
+    """Play scenes, those of one kind of system on one system; return what came of each.
+
+    A scene that cannot be played is an outcome whose one claim does not hold.
+    """
+    outcomes: dict[Scene, Outcome] = {}
+    for ships in (False, True):
+        chosen = [scene for scene in scenes if scene.ships_prefix is ships]
+        if not chosen:
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            async with live_system(Path(directory), ships_prefix=ships) as system:
+                stage = Stage(system, say, quick)
+                for scene in chosen:
+                    say(f"{scene.letter}: {scene.title}")
+                    outcomes[scene] = await _play(scene, stage)
+    return outcomes
+
+
+async def _play(scene: Scene, stage: Stage) -> Outcome:
+    try:
+        return await scene.play(stage)
+    except* SceneFailed as group:
+        outcome = Outcome(scene.letter)
+        told = "; ".join(str(error) for error in group.exceptions)
+        outcome.claim("the scene could be played", "to its end", told, holds=False)
+    return outcome

@@ -1,0 +1,28 @@
+"""The live scenes, cut short: `make live` plays them whole."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import astuple
+
+import pytest
+
+from bench.live.programs import choose_scenes, play_scenes
+
+pytestmark = pytest.mark.long
+
+_LOG = logging.getLogger(__name__)
+
+
+@pytest.mark.timeout(900)
+async def test_r09_every_claim_of_the_scenes_holds() -> None:
+    """Links that go down or silent, floods and prefixes: routes as promised, and nobody failed."""
+    played = await play_scenes(choose_scenes("bceg"), _LOG.info, quick=True)
+    failed = [
+        (outcome.scene, *astuple(claim))
+        for outcome in played.values()
+        for claim in outcome.claims
+        if not claim.holds
+    ]
+    assert failed == []
+    assert all(outcome.claims and outcome.looks for outcome in played.values())
