@@ -17,6 +17,7 @@ from router.adapters.event_discovery import EventDiscovery
 from router.adapters.event_feed import IngestFeed, NoFeed
 from router.adapters.probes import HttpProbe
 from router.adapters.siblings import Seat
+from router.adapters.store.loads import RedisLoads
 from router.compose.applications import build_applications, build_routing, client_limits
 from router.compose.core import Core, build_core, put_in_force, renew_core, watch
 from router.compose.ingest import build_shard
@@ -25,7 +26,7 @@ from router.compose.models import (
     fits,
 )
 from router.compose.reloading import ReloadRefused
-from router.compose.stores import build_report_board, build_state, read_secret
+from router.compose.stores import build_state, read_secret
 from router.control.health import Health, step_health
 from router.control.silence import SilenceRules
 from router.gateway.access import AccessLog, RecordedAccess
@@ -250,8 +251,7 @@ def build_gateway(
     ingest = _build_ingest(core)
     membership = Membership(core.fleet, _follow_instances(core, ingest))
     orders = _build_orders(core, membership)
-    board = build_report_board(core.store)
-    peers = None if board is None else Peers(core.fleet, core.links, board, core.clock)
+    peers = _build_peers(core)
     watch(core)
     budget = BodyBudget(core.settings.server.max_buffered_bytes)
     application, admin = build_applications(core, routing, membership, orders, budget)
@@ -272,6 +272,15 @@ def build_gateway(
 def _follow_instances(core: Core, ingest: Ingest) -> Followed:
     configured = [member.instance for member in core.fleet.members]
     return Followed(configured, ingest.feed, usable=fits(core.settings))
+
+
+def _build_peers(core: Core) -> Peers | None:
+    """Return how this process and its peers tell each other; None where there are none."""
+    common = core.store.common
+    if common is None:
+        return None
+    board = RedisLoads(common.store, common.keys, common.owner)
+    return Peers(core.fleet, core.links, core.lengths, board, core.clock, me=common.owner)
 
 
 def _build_orders(core: Core, membership: Membership) -> OrderBook:

@@ -27,7 +27,6 @@ from router.adapters.store.holds import Holds
 from router.adapters.store.keys import LEASE_PREFIX, StoreKeys
 from router.adapters.store.leases import RedisLeaderLease
 from router.adapters.store.limits import RedisLimits
-from router.adapters.store.loads import RedisLoads
 from router.adapters.store.origins import RedisOrigins
 from router.adapters.store.state import RedisState
 from router.compose.models import CompositionError
@@ -35,7 +34,6 @@ from router.control.tenures import LeaseRules
 from router.ports import StateStore
 from router.service.leadership import Leadership
 from router.service.limits import LimitLedger, MemoryLimits
-from router.service.peers import ReportBoard
 from router.settings import Settings
 
 _SECRET_BYTES = 32
@@ -165,12 +163,6 @@ def build_leadership(settings: Settings, store: Store, clock: SystemClock) -> Le
     """Return this process's part in who controls."""
     lease = None if store.common is None else store.common.lease
     return Leadership(lease, name=process_name(), clock=clock, rules=lease_rules(settings))
-
-
-def build_report_board(store: Store) -> ReportBoard | None:
-    """Return where gateways tell each other of their load; None where there is one alone."""
-    common = store.common
-    return None if common is None else RedisLoads(common.store, common.keys, common.owner)
 
 
 def open_shared_store(settings: Settings, clock: SystemClock) -> Store:

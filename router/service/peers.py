@@ -1,9 +1,10 @@
 """What gateways of one deployment tell each other four times a second: how busy they make it.
 
 Each tells its legs at every instance, the prefill time that it expects to be queued there, the
-bytes that it has booked on every link, and the telemetry that was reported to it. The others count
-that in: the choice of instances, the queue limit and the link budget are then about everybody's
-dispatches, a quarter of a second old, and not about one's own alone. Reports age out with their
+bytes that it has booked on every link, the telemetry that was reported to it, and the lengths of
+the prompts that it saw. The others count that in: the choice of instances, the queue limit and the
+link budget are then about everybody's dispatches, a quarter of a second old, and not about one's
+own alone; thresholds are solved for everybody's prompts. Reports age out with their
 lease, so a process that was killed is forgotten; without a store nobody is heard of and each goes
 by its own.
 """
@@ -24,6 +25,7 @@ from router.domain.errors import StoreAway
 from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds
 from router.ports import Clock
 from router.service.fleet import Fleet, Member, PeerLoad
+from router.service.lengths import OperatingLengths, ToldLengths
 from router.service.links import LinkBoard
 
 _LOG = logging.getLogger(__name__)
@@ -76,6 +78,8 @@ class Report(Struct, frozen=True):
     instances: dict[str, ToldLoad]
     links: dict[str, int]
     telemetry: dict[str, ToldTelemetry]
+    process: str = ""
+    lengths: dict[str, ToldLengths] = {}
 
 
 _DECODER: Final = msgspec.json.Decoder(Report)
@@ -84,9 +88,21 @@ _DECODER: Final = msgspec.json.Decoder(Report)
 class Peers:
     """Tells of this process and hears of the others. Single-threaded: owned by one event loop."""
 
-    def __init__(self, fleet: Fleet, links: LinkBoard, board: ReportBoard, clock: Clock) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        links: LinkBoard,
+        lengths: OperatingLengths,
+        board: ReportBoard,
+        clock: Clock,
+        *,
+        me: str,
+    ) -> None:
+        """`me` is this process: new with every start, since counts begin anew."""
+        self._me = me
         self._fleet = fleet
         self._links = links
+        self._lengths = lengths
         self._board = board
         self._clock = clock
         self._heard_at = clock.monotonic()
@@ -104,7 +120,7 @@ class Peers:
             reports = await self._board.exchange(self.report())
         except StoreAway:
             if now - self._heard_at > FORGET_SECONDS:
-                self.hear([])
+                self._forget()
             return
         self._heard_at = now
         self.hear(reports)
@@ -135,6 +151,8 @@ class Peers:
                     name: _tell_telemetry(telemetry, now)
                     for name, telemetry in self._links.reported.items()
                 },
+                process=self._me,
+                lengths=self._lengths.tell(),
             )
         )
 
@@ -144,6 +162,7 @@ class Peers:
         loads: dict[str, list[ToldLoad]] = defaultdict(list)
         booked: dict[str, Bytes] = defaultdict(lambda: NO_BYTES)
         telemetry: list[tuple[str, Telemetry]] = []
+        lengths: dict[str, dict[str, ToldLengths]] = {}
         for text in reports:
             try:
                 report = _DECODER.decode(text)
@@ -154,9 +173,17 @@ class Peers:
                 loads[name].append(load)
             for name, size in report.links.items():
                 booked[name] = Bytes(booked[name] + size)
+            if report.process:
+                lengths[report.process] = report.lengths
             telemetry += [(name, _hear_telemetry(t, now)) for name, t in report.telemetry.items()]
         self._fleet.hear_of_peers({name: _sum(each, now) for name, each in loads.items()})
         self._links.hear_of_peers(booked, telemetry)
+        self._lengths.hear(lengths)
+
+    def _forget(self) -> None:
+        """Count nobody's load but one's own; lengths are of the past, and stay."""
+        self._fleet.hear_of_peers({})
+        self._links.hear_of_peers({}, [])
 
 
 def _tell(member: Member, now: Seconds) -> ToldLoad:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.service.lengths import ModelLengths, OperatingLengths
+from router.service.lengths import ModelLengths, OperatingLengths, ToldLengths
 
 
 def seen(*lengths: int, times: int = 1) -> ModelLengths:
@@ -68,3 +68,77 @@ def test_models_do_not_mix() -> None:
     lengths.of("a").note(uncached=5000, computed=5000, offloaded=True)
     assert lengths.of("a").offloaded == 5000
     assert lengths.of("b").offloaded is None
+
+
+def share_over(memory: ModelLengths, tokens: float) -> float:
+    """The share of prompts over a length, as they are remembered."""
+    workload = memory.workload()
+    assert workload is not None
+    return 1 - workload.share_up_to(tokens)
+
+
+def test_processes_that_tell_each_other_remember_the_same() -> None:
+    """However the load is spread: one prompt is one prompt, whoever saw it, and once."""
+    one, two = OperatingLengths(), OperatingLengths()
+    one.hear({})
+    two.hear({})
+    for turn in range(100):
+        for _ in range(9):
+            one.of("m").note(uncached=100, computed=100, offloaded=False)
+        two.of("m").note(uncached=8000, computed=8000, offloaded=True)
+        if turn % 3 == 0:  # some rounds are lost: what is told is told again
+            told = {"one": one.tell()}, {"two": two.tell()}
+            one.hear(told[1])
+            two.hear(told[0])
+    one.hear({"two": two.tell()})
+    two.hear({"one": one.tell()})
+    for each in (one, two):
+        assert each.of("m").seen == 1000
+        assert share_over(each.of("m"), 1000) == pytest.approx(0.1, abs=0.02)
+        assert each.of("m").offload_share == pytest.approx(0.1, abs=0.02)
+
+
+def test_a_process_that_begins_takes_the_past_of_others_only_where_it_knows_nothing() -> None:
+    """Who remembers what was kept goes on from there; who is born later counts in full."""
+    old = OperatingLengths()
+    old.of("m")
+    for _ in range(5000):
+        old.of("m").note(uncached=8000, computed=8000, offloaded=True)
+    blank, restored = OperatingLengths(), OperatingLengths()
+    kept = seen(100, times=500).keep()
+    assert kept is not None
+    restored.of("m").restore(kept)
+    for each in (blank, restored):
+        each.hear({"old": old.tell()})
+    assert share_over(blank.of("m"), 1000) == pytest.approx(1.0)
+    assert share_over(restored.of("m"), 1000) == pytest.approx(0.0)
+    young = OperatingLengths()
+    for _ in range(100):
+        young.of("m").note(uncached=8000, computed=8000, offloaded=True)
+    restored.hear({"old": old.tell(), "young": young.tell()})
+    assert share_over(restored.of("m"), 1000) == pytest.approx(100 / 600, abs=0.02)
+
+
+def test_what_was_kept_is_what_is_known_again() -> None:
+    """Shares to the last digit, the weight of what was seen, and the share of offloads."""
+    memory = seen(100, 100, 8000, times=100)
+    kept = memory.keep()
+    assert kept is not None
+    again = ModelLengths()
+    again.restore(kept)
+    assert again.workload() == kept.workload()
+    assert again.workload() == memory.workload()
+    assert again.seen == 300
+    assert again.offload_share == pytest.approx(memory.offload_share)
+    again.note(uncached=1, computed=1, offloaded=False)
+    again.restore(kept)
+    assert again.seen == 301
+    assert ModelLengths().keep() is None
+
+
+def test_a_huge_past_is_taken_in_as_the_thousand_that_count() -> None:
+    """Told of a billion prompts, shares stay numbers."""
+    memory = seen(100, times=100)
+    memory.hear(ToldLengths(10**9, 0, {8: 10**9}))
+    assert memory.seen == 1100
+    assert memory.workload() is not None

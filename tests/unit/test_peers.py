@@ -11,6 +11,7 @@ from router.domain.errors import StoreAway
 from router.domain.topology import Cluster, ClusterKind, Instance, Link, Role
 from router.domain.units import Bytes, from_gbps
 from router.service.fleet import EngineReading, Fleet
+from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
 from router.service.peers import FORGET_SECONDS, Peers
 from tests.fakes.clocks import FakeClock
@@ -62,7 +63,10 @@ class Process:
             bounds=RegimeBounds(),
             budget=1.0,
         )
-        self.peers = Peers(self.fleet, self.links, board.seat(name), self.clock)
+        self.lengths = OperatingLengths()
+        self.peers = Peers(
+            self.fleet, self.links, self.lengths, board.seat(name), self.clock, me=name
+        )
 
     def load(self, name: str) -> tuple[float, int | None, int]:
         """Seconds ahead, queue depth and requests in flight, as a decision sees them."""
@@ -194,3 +198,23 @@ async def test_what_is_no_report_is_left_out(board: Board, one: Process, two: Pr
         await one.peers.exchange()
         await two.peers.exchange()
         assert two.load("d0")[2] == 2
+
+
+async def test_prompts_that_others_saw_are_remembered_here(board: Board) -> None:
+    """Each once, and also after the one who saw them is gone, or the store is away for long."""
+    one, two = Process(board, "one", start=0.0), Process(board, "two", start=50.0)
+    for process in (one, two, one):
+        await process.peers.exchange()
+    for _ in range(60):
+        one.lengths.of("m").note(uncached=100, computed=100, offloaded=False)
+        two.lengths.of("m").note(uncached=100, computed=100, offloaded=True)
+    for process in (one, two, one, two):
+        await process.peers.exchange()
+    assert one.lengths.of("m").seen == two.lengths.of("m").seen == 120
+    await two.peers.leave()
+    board.away = True
+    one.clock.advance(FORGET_SECONDS + 1)
+    await one.peers.exchange()
+    board.away = False
+    await one.peers.exchange()
+    assert one.lengths.of("m").seen == 120
