@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -81,22 +82,56 @@ async def _run_rest(work: Coroutine[Any, Any, _Result], awaited: object) -> _Res
     return await _resume(work, awaited)
 
 
-async def _wait_for(awaited: asyncio.Future[object] | None) -> None:
+@types.coroutine
+def _wait_for(awaited: asyncio.Future[object] | None) -> Generator[Any, Any, None]:
     """Wait until a future that a coroutine gave up on is done; being cancelled leaves it alone."""
     if awaited is None:  # a bare yield
-        await asyncio.sleep(0)
+        yield
         return
     awaited._asyncio_future_blocking = False  # noqa: SLF001 - this is not a task's own wait
     if awaited.done():
         return
-    done = asyncio.get_running_loop().create_future()
-
-    def tell(_: object) -> None:
-        if not done.done():
-            done.set_result(None)
-
-    awaited.add_done_callback(tell)
+    onlooker = _Onlooker(awaited)
     try:
-        await done
-    finally:
-        awaited.remove_done_callback(tell)
+        yield onlooker
+    except GeneratorExit:
+        raise
+    except BaseException:  # the future's own outcome: the work gets it from there
+        if onlooker.cancelled or not awaited.done():
+            raise
+
+
+class _Onlooker:
+    """A future as a task sees it that waits for another's: it wakes with it, and cancels nothing.
+
+    What a task does with whatever it waits for (`asyncio.tasks.Task.__step`) is all that is here.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_call", "_context", "_watched", "cancelled")
+
+    def __init__(self, watched: asyncio.Future[object]) -> None:
+        self._watched = watched
+        self.cancelled = False
+        self._asyncio_future_blocking = True
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of the future that is watched."""
+        return self._watched.get_loop()
+
+    def add_done_callback(
+        self, call: Callable[[asyncio.Future[object]], object], *, context: Context | None = None
+    ) -> None:
+        """Have the task woken by the future itself."""
+        self._call, self._context = call, context
+        self._watched.add_done_callback(call, context=context)
+
+    def cancel(self, msg: object = None) -> bool:
+        """Wake the task as by a cancelled future, and look on no more."""
+        self.cancelled = True
+        if not self._watched.remove_done_callback(self._call):
+            return False  # it is being woken already
+        loop = self.get_loop()
+        gone: asyncio.Future[object] = loop.create_future()
+        gone.cancel(msg)
+        loop.call_soon(self._call, gone, context=self._context)
+        return True

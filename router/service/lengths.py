@@ -195,7 +195,10 @@ class OperatingLengths:
 
     def of(self, model: str) -> ModelLengths:
         """Return the lengths of one model."""
-        return self._models.setdefault(model, ModelLengths())
+        lengths = self._models.get(model)
+        if lengths is None:
+            lengths = self._models[model] = ModelLengths()
+        return lengths
 
     def tell(self) -> dict[str, ToldLengths]:
         """Return what this process saw of every model."""

@@ -145,3 +145,47 @@ async def test_the_rest_of_sheltered_work_can_be_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await rest
     assert steps == ["ended"]
+
+
+async def test_who_is_cancelled_while_the_work_wakes_is_cancelled_all_the_same() -> None:
+    """What sheltered work waits for may end, in whatever way, in the turn of the cancellation."""
+    for end in ("result", "error", "cancelled"):
+        gate: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def work(gate: asyncio.Future[str] = gate) -> str:
+            return await gate
+
+        sheltered = Sheltered(work())
+        task = asyncio.create_task(sheltered.result())
+        await asyncio.sleep(0)
+        match end:
+            case "result":
+                gate.set_result("here")
+            case "error":
+                gate.set_exception(LookupError("gone"))
+            case _:
+                gate.cancel()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        rest = sheltered.go_on()
+        await asyncio.wait({rest})
+        assert rest.cancelled() == (end == "cancelled")
+        if not rest.cancelled():
+            assert (rest.exception() is None) == (end == "result")
+
+
+async def test_sheltered_work_hears_of_what_it_waits_for_being_cancelled() -> None:
+    """A future that somebody else cancels is the work's to deal with, not its awaiter's."""
+    gate: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def work() -> str:
+        try:
+            return await gate
+        except asyncio.CancelledError:
+            return "none came"
+
+    task = asyncio.create_task(Sheltered(work()).result())
+    await asyncio.sleep(0)
+    gate.cancel()
+    assert await task == "none came"
