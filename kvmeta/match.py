@@ -74,6 +74,8 @@ class MatchPlan:
     eagle: bool
     is_plain: bool
     """One full-attention group, hits at its block boundaries: what most models are."""
+    plain: int = 0
+    """The slots of a plain plan's one group."""
 
 
 class MaskRuns:
@@ -90,6 +92,16 @@ class MaskRuns:
 
     def __len__(self) -> int:
         return len(self.masks)
+
+    def may_match(self, plan: MatchPlan) -> bool:
+        """Whether more than nothing may be reusable, at one look: cheaper than a match that fails.
+
+        A plain plan needs block 0.
+        """
+        stride = plan.alignment
+        if not plan.is_plain:
+            return True
+        return len(self.masks) >= stride and bool(self.masks[stride - 1] & plan.plain)
 
     def every(self, stride: int) -> list[Run]:
         """Return the runs over masks[stride-1], masks[2*stride-1], …; computed once a stride."""
@@ -161,7 +173,8 @@ def plan_match(layout: CacheLayout, announced: Iterable[AnnouncedGroup]) -> Matc
     first = requirements[0]
     plain = first.kind is GroupKind.FULL_ATTENTION and first.block == alignment
     is_plain = plain and len(groups) == 1 and not layout.eagle
-    return MatchPlan(requirements, alignment, layout.eagle, is_plain)
+    present = first.present[0] if is_plain else 0
+    return MatchPlan(requirements, alignment, layout.eagle, is_plain, present)
 
 
 def _covers(layout: CacheLayout, declared: KvGroup, group: AnnouncedGroup) -> bool:

@@ -112,6 +112,17 @@ class Speculation:
             prompts.drop(next(iter(prompts.by_number)))
         return number
 
+    def sources_alike(self, prompt: PromptBlocks) -> list[SourceId]:
+        """Return the sources at which something that begins like `prompt` is being computed."""
+        if not prompt.hashes:
+            return []
+        beginning = prompt.hashes[0]
+        return [
+            source
+            for source, prompts in self._expected.items()
+            if beginning in prompts.by_beginning
+        ]
+
     def raise_belief(
         self, source: SourceId, prompt: PromptBlocks, belief: CacheBelief
     ) -> CacheBelief:
@@ -181,10 +192,14 @@ class SpeculativeIndex(ForwardingIndex):
     ) -> Mapping[SourceId, CacheBelief]:
         """Return what the index believes, raised by what is on its way."""
         beliefs = await self._index.look_up(prompt, sources)
-        return {
-            source: self._speculation.raise_belief(source, prompt, belief)
-            for source, belief in beliefs.items()
-        }
+        alike = self._speculation.sources_alike(prompt)
+        if not alike:
+            return beliefs
+        raised = dict(beliefs)
+        for source in alike:
+            if (belief := beliefs.get(source)) is not None:
+                raised[source] = self._speculation.raise_belief(source, prompt, belief)
+        return raised
 
     async def begin_epoch(self, source: SourceId, state: SourceState) -> None:
         """Pass on; the process that was computing may be gone."""

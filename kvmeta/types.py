@@ -66,11 +66,14 @@ class CacheLayout:
     eagle: bool = False
     counted_media: frozenset[str] = frozenset({GPU, CPU})
 
-    @property
-    def declared_alignment(self) -> int:
-        """The alignment that follows from the declaration alone, in tokens."""
+    declared_alignment: int = field(init=False, repr=False, compare=False)
+    """The alignment that follows from the declaration alone, in tokens."""
+
+    def __post_init__(self) -> None:
+        """Derive what every look-up would."""
         sizes = [group.block_size or self.block_size for group in self.groups]
-        return self.alignment or lcm(self.block_size, *sizes)
+        declared = self.alignment or lcm(self.block_size, *sizes)
+        object.__setattr__(self, "declared_alignment", declared)
 
 
 class SourceId(Struct, frozen=True, order=True, gc=False):

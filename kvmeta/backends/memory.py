@@ -221,18 +221,17 @@ class MemoryIndex:
         One dict access a block of the prompt, whatever the number of sources.
         """
         beliefs = dict.fromkeys(sources, CacheBelief.unknown())
-        known = [
-            (source, entry)
-            for source in beliefs
-            if (entry := self._sources.get(source)) is not None and self._may_speak(entry, prompt)
-        ]
-        if not known:
-            return beliefs
-        runs = MaskRuns(list(map(self._masks.get, prompt.hashes, repeat(0))))
-        for source, entry in known:
-            unit = entry.layout.block_size
-            plan = self._plan_of(entry)
-            units = longest_prefix(plan, runs, prompt.limit // unit) if plan is not None else 0
+        now, runs = self._clock(), None
+        for source in sources:
+            entry = self._sources.get(source)
+            if entry is None or not _may_speak(entry, prompt, now):
+                continue
+            if runs is None:
+                runs = MaskRuns(list(map(self._masks.get, prompt.hashes, repeat(0))))
+            unit, units = entry.layout.block_size, 0
+            plan = entry.plan if entry.plan_known else self._plan_of(entry)
+            if plan is not None and runs.may_match(plan):
+                units = longest_prefix(plan, runs, prompt.limit // unit)
             beliefs[source] = CacheBelief(units * unit, entry.state)
         return beliefs
 
@@ -242,7 +241,7 @@ class MemoryIndex:
         return [
             SourceReport(
                 source=source,
-                state=SourceState.UNKNOWN if self._is_stale(entry) else entry.state,
+                state=SourceState.UNKNOWN if _is_stale(entry, now) else entry.state,
                 epoch=entry.epoch,
                 blocks=entry.ledger.blocks,
                 next_sequence=entry.next_sequence,
@@ -253,16 +252,6 @@ class MemoryIndex:
             )
             for source, entry in self._sources.items()
         ]
-
-    def _may_speak(self, entry: _Source, prompt: PromptBlocks) -> bool:
-        if entry.state is SourceState.UNKNOWN or self._is_stale(entry):
-            return False
-        return not prompt.salted or entry.ledger.tells_salts
-
-    def _is_stale(self, entry: _Source) -> bool:
-        if entry.max_age_seconds is None:
-            return False
-        return entry.proved_at is None or self._clock() - entry.proved_at > entry.max_age_seconds
 
     def _plan_of(self, entry: _Source) -> MatchPlan | None:
         if not entry.plan_known:
@@ -332,3 +321,16 @@ class MemoryIndex:
             self._masks[block] = mask
         else:
             self._masks.pop(block, None)
+
+
+def _may_speak(entry: _Source, prompt: PromptBlocks, now: float) -> bool:
+    """Whether a source counts at all for a prompt."""
+    if entry.state is SourceState.UNKNOWN or _is_stale(entry, now):
+        return False
+    return not prompt.salted or entry.ledger.tells_salts
+
+
+def _is_stale(entry: _Source, now: float) -> bool:
+    if entry.max_age_seconds is None:
+        return False
+    return entry.proved_at is None or now - entry.proved_at > entry.max_age_seconds

@@ -39,13 +39,13 @@ from router.policy.completion import correct_side
 from router.policy.gates import first_block, link_carries
 from router.policy.kv_sizes import size_handoff, size_prefix
 from router.policy.select import (
-    choose_decode,
     choose_home,
     choose_local_prefill,
+    choose_partner,
     choose_remote_prefill,
     choose_whole,
-    decode_partners,
     expected_seconds,
+    find_decoders,
 )
 
 _ORDER = {reason: position for position, reason in enumerate(Reason)}
@@ -69,11 +69,15 @@ class _Offer(Struct, frozen=True, gc=False):
 
 
 class _Home(Struct, frozen=True, gc=False):
-    """The PD cluster of the request and who would compute the prompt: there, and over each pair."""
+    """The PD cluster of the request and who would compute the prompt: there, and over each pair.
+
+    `decoders` are those there that may decode what others computed.
+    """
 
     cluster: ClusterView
+    decoders: list[InstanceView]
     candidate: InstanceView | None
-    others: tuple[tuple[PairView, InstanceView | None], ...]
+    others: list[tuple[PairView, InstanceView | None]]
 
     @property
     def belief(self) -> CacheBelief:
@@ -188,15 +192,15 @@ def usable_tokens(belief: CacheBelief, total: Tokens) -> Tokens:
 def _look_around(snapshot: Snapshot, cluster: ClusterView) -> _Home:
     """Choose who would compute the prompt in each cluster."""
     clusters = {each.name: each for each in snapshot.clusters}
-    limit = snapshot.remote_queue_limit
+    decoders, limit = find_decoders(cluster), snapshot.remote_queue_limit
     others = [
-        (pair, choose_remote_prefill(clusters[pair.prfaas], cluster, limit))
+        (pair, choose_remote_prefill(clusters[pair.prfaas], decoders, limit))
         if pair.prfaas in clusters
         else (pair, None)
         for pair in snapshot.pairs
         if pair.pd == cluster.name
     ]
-    return _Home(cluster, choose_local_prefill(cluster), tuple(others))
+    return _Home(cluster, decoders, choose_local_prefill(cluster, decoders), others)
 
 
 def _examine_all(snapshot: Snapshot, home: _Home) -> list[_Offer]:
@@ -212,7 +216,7 @@ def _examine(
     snapshot: Snapshot, home: _Home, pair: PairView, candidate: InstanceView | None
 ) -> _Offer:
     total = snapshot.request.total_tokens
-    decode = choose_decode(decode_partners(home.cluster, candidate)) if candidate else None
+    decode = choose_partner(home.decoders, candidate) if candidate else None
     held = usable_tokens(decode.belief, total) if decode else 0
     handoff = size_handoff(snapshot.sizing, held)
     shipped = _shippable_to_home(snapshot, home, pair, candidate)
@@ -371,7 +375,7 @@ def _local(
     if candidate.role is Role.BOTH:
         decode: InstanceView | None = candidate
     else:
-        decode = choose_decode(decode_partners(home.cluster, candidate))
+        decode = choose_partner(home.decoders, candidate)
     assert decode is not None  # noqa: S101 - a local candidate has a partner by construction
     total = snapshot.request.total_tokens
     held = usable_tokens(decode.belief, total)

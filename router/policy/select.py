@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from router.domain.decision import ClusterView, InstanceView, Snapshot
 from router.domain.topology import ClusterKind, Role
@@ -15,12 +15,24 @@ def expected_seconds(instance: InstanceView) -> Seconds:
     return instance.ahead + instance.prefill
 
 
-def decode_partners(cluster: ClusterView, prefill: InstanceView) -> list[InstanceView]:
-    """Return the live instances of `cluster` that may decode KV computed by `prefill`.
+def find_decoders(cluster: ClusterView) -> list[InstanceView]:
+    """Return the live instances of `cluster` that may decode KV computed elsewhere."""
+    return [
+        view
+        for view in cluster.instances
+        if view.ready and view.takes_handoff and view.role is not Role.PREFILL
+    ]
+
+
+def choose_partner(decoders: Sequence[InstanceView], prefill: InstanceView) -> InstanceView | None:
+    """Return which of the `decoders` takes KV computed by `prefill`.
 
     Never across differing compatibility, and never the instance itself.
     """
-    return [view for view in cluster.instances if _may_decode(view, prefill)]
+    kind, name = prefill.compatibility, prefill.name
+    return choose_decode(
+        [view for view in decoders if view.compatibility == kind and view.name != name]
+    )
 
 
 def choose_decode(candidates: Iterable[InstanceView]) -> InstanceView | None:
@@ -34,8 +46,10 @@ def choose_decode(candidates: Iterable[InstanceView]) -> InstanceView | None:
     return best
 
 
-def choose_local_prefill(home: ClusterView) -> InstanceView | None:
-    """Return the instance of `home` that would have the KV first.
+def choose_local_prefill(
+    home: ClusterView, decoders: Sequence[InstanceView]
+) -> InstanceView | None:
+    """Return the instance of `home` that would have the KV first; `decoders` are those there.
 
     An aggregated instance is a candidate by itself, a prefill instance only with a decode partner.
     """
@@ -44,27 +58,27 @@ def choose_local_prefill(home: ClusterView) -> InstanceView | None:
     for view in home.instances:
         if not view.ready or view.role is Role.DECODE:
             continue
-        if view.role is Role.PREFILL and not _has_partner(home, view):
+        if view.role is Role.PREFILL and not _has_partner(decoders, view):
             continue
-        rank = (expected_seconds(view), view.name)
+        rank = (view.ahead + view.prefill, view.name)
         if least is None or rank < least:
             best, least = view, rank
     return best
 
 
 def choose_remote_prefill(
-    cluster: ClusterView, home: ClusterView, queue_limit: int
+    cluster: ClusterView, decoders: Sequence[InstanceView], queue_limit: int
 ) -> InstanceView | None:
-    """Return the PrfaaS instance that would have the KV first and whose KV `home` can decode.
+    """Return the PrfaaS instance that would have the KV first and whose KV `decoders` can take.
 
     Instances with room in their queue come before full ones.
     """
     best: InstanceView | None = None
     least: tuple[bool, Seconds, str] | None = None
     for view in cluster.instances:
-        if not view.ready or view.role is Role.DECODE or not _has_partner(home, view):
+        if not view.ready or view.role is Role.DECODE or not _has_partner(decoders, view):
             continue
-        rank = (queue_is_full(view, queue_limit), expected_seconds(view), view.name)
+        rank = (queue_is_full(view, queue_limit), view.ahead + view.prefill, view.name)
         if least is None or rank < least:
             best, least = view, rank
     return best
@@ -91,25 +105,18 @@ def choose_home(snapshot: Snapshot) -> ClusterView | None:
     return min(asked or alive, key=lambda cluster: (_load(cluster), cluster.name), default=None)
 
 
-def _may_decode(view: InstanceView, prefill: InstanceView) -> bool:
-    return (
-        view.ready
-        and view.role is not Role.PREFILL
-        and view.takes_handoff
-        and view.name != prefill.name
-        and view.compatibility == prefill.compatibility
-    )
-
-
-def _has_partner(cluster: ClusterView, prefill: InstanceView) -> bool:
-    for view in cluster.instances:  # noqa: SIM110 - a loop costs half of `any` over so few
-        if _may_decode(view, prefill):
+def _has_partner(decoders: Sequence[InstanceView], prefill: InstanceView) -> bool:
+    for view in decoders:  # a loop costs half of `any` over so few
+        if view.compatibility == prefill.compatibility and view.name != prefill.name:
             return True
     return False
 
 
 def _can_answer(cluster: ClusterView) -> bool:
-    return any(view.ready and view.role is not Role.PREFILL for view in cluster.instances)
+    for view in cluster.instances:  # noqa: SIM110 - as above
+        if view.ready and view.role is not Role.PREFILL:
+            return True
+    return False
 
 
 def _load(cluster: ClusterView) -> float:

@@ -62,7 +62,8 @@ class OwnSlots:
 
     def room(self, member: Member, limit: int, held: int) -> int:
         """Return what is left of the limit."""
-        return limit - held - self._fleet.others_running(member)
+        others = self._fleet.others_running(member) if member.unexplained else 0
+        return limit - held - others
 
     def short(self) -> None:
         """Do nothing: nobody could give more."""
@@ -180,8 +181,8 @@ class Admission:
 
     def used(self, member: Member) -> int:
         """Return how many slots of an instance are taken, by our requests or others'."""
-        others = member.peers.promised + self._fleet.others_running(member)
-        return self.held(member.instance.name) + others
+        others = self._fleet.others_running(member) if member.unexplained else 0
+        return self._held.get(member.instance.name, 0) + member.peers.promised + others
 
     def full(self, model: str) -> frozenset[str]:
         """Return the instances that have no slot left for a model."""
@@ -189,9 +190,11 @@ class Admission:
         if limit is None:
             return frozenset()
         return frozenset(
-            member.instance.name
-            for member in self._fleet.members
-            if member.instance.role is not Role.PREFILL and not self._has_room(member, limit)
+            [
+                member.instance.name
+                for member in self._fleet.members
+                if member.instance.role is not Role.PREFILL and not self._has_room(member, limit)
+            ]
         )
 
     def needs(self) -> dict[str, Need]:
@@ -224,7 +227,7 @@ class Admission:
         return max((n for name in served if (n := self._slots.get(name)) is not None), default=None)
 
     def _has_room(self, member: Member, limit: int) -> bool:
-        return self._source.room(member, limit, self.held(member.instance.name)) > 0
+        return self._source.room(member, limit, self._held.get(member.instance.name, 0)) > 0
 
     def describe(self, tenants: Iterable[str]) -> Document:
         """Return the queue as operators see it."""
@@ -285,7 +288,7 @@ class Admission:
 
     def take(self, instance: str) -> None:
         """Count one more slot of an instance as held."""
-        self._held[instance] = self.held(instance) + 1
+        self._held[instance] = self._held.get(instance, 0) + 1
 
     def give_back(self, instance: str) -> None:
         """Count one slot less as held, and let in whoever is next."""

@@ -279,8 +279,11 @@ class Fleet:
         return self._is_ready(member, self._clock.monotonic())
 
     def _is_ready(self, member: Member, now: Seconds) -> bool:
-        return _lives(member) and (
-            breaker_allows(member.breaker, now, self.rules.breaker)
+        if member.state is not InstanceState.ACTIVE or member.health.alive is not True:
+            return False
+        return (
+            member.breaker.opened_at is None
+            or breaker_allows(member.breaker, now, self.rules.breaker)
             or self._is_last_resort(member, now)
         )
 
@@ -413,26 +416,24 @@ class Fleet:
 
         Ahead is the prefill time queued there: the gateways' as expected, others' at the mean.
         """
-        rules, reading = self.rules, member.reading
-        if reading is not None and now - reading.at > rules.signal_max_age:
+        reading, prefills, peers = member.reading, member.prefills, member.peers
+        if reading is not None and now - reading.at > self.rules.signal_max_age:
             reading = None
-        others = 0 if reading is None else member.others
+        others = member.others if reading is not None and member.unexplained else 0
         ahead = others * mean_prefill
-        if member.prefills and member.busy_until > now:
+        if prefills and member.busy_until > now:
             ahead += member.busy_until - now
-        peers = member.peers
         if peers.ahead > 0:
             ahead += max(0.0, peers.ahead - (now - peers.at))
-        return Load(
-            ready=self._is_ready(member, now),
-            ahead=ahead,
-            queue_depth=None
-            if reading is None
-            else reading.waiting
-            + sum([leg.sent_at > reading.at for leg in member.prefills])
-            + sum([sent_at > reading.at for sent_at in peers.sent]),
-            inflight=member.promised + others + peers.promised,
-        )
+        depth = None
+        if reading is not None:
+            depth = reading.waiting
+            if prefills:
+                depth += sum([leg.sent_at > reading.at for leg in prefills])
+            if peers.sent:
+                depth += sum([sent_at > reading.at for sent_at in peers.sent])
+        promised = len(prefills) + member.decodes + member.decodes_due
+        return Load(self._is_ready(member, now), ahead, depth, promised + others + peers.promised)
 
     def set_state(self, name: str, state: InstanceState) -> Member:
         """Activate, drain or disable an instance. Raises NotFound."""

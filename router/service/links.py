@@ -46,6 +46,7 @@ class LinkBoard:
         self._budget = budget
         self._configured_mode = mode
         self._reported: dict[str, Telemetry] = {}
+        self._views: dict[str, tuple[LinkState, LinkView]] = {}
 
     @property
     def states(self) -> Iterable[LinkState]:
@@ -68,9 +69,15 @@ class LinkBoard:
 
     def view(self, name: str) -> LinkView:
         """Return what the rule may see of a link, its regime brought up to now."""
+        view = self._views.get(name)
+        if view is not None and view[0] is self._states.get(name):
+            return view[1]
         now = self._clock.monotonic()
         state = self._change(name, lambda state: observe(state, now, self._bounds))
-        return view_link(state, now, self._budget)
+        seen = view_link(state, now, self._budget)
+        if state.telemetry is None:  # then nothing of it changes with time
+            self._views[name] = (state, seen)
+        return seen
 
     @property
     def reported(self) -> Mapping[str, Telemetry]:
@@ -157,6 +164,7 @@ class LinkBoard:
             else:
                 states[link.name] = replace(old, link=link)
         self._states = states
+        self._views.clear()
         self._bounds, self._budget, self._configured_mode = bounds, budget, mode
 
     def _change(self, name: str, change: Callable[[LinkState], LinkState]) -> LinkState:

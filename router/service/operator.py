@@ -63,7 +63,8 @@ class Operator:
 
         `auto` that has not solved anything uses the configured number (DESIGN 5).
         """
-        order = self.threshold_order(PairScope(model, prfaas, pd))
+        orders = self._orders.thresholds
+        order = self.threshold_order(PairScope(model, prfaas, pd)) if orders else None
         mode = self.rules.mode if order is None else order.mode
         if mode is ThresholdMode.AUTO:
             solved = self.solved.of(model, pd)
@@ -92,6 +93,8 @@ class Operator:
 
     def override(self, model: str, tenant: str) -> OverrideView | None:
         """Return the most specific override for a request, None without one."""
+        if not self._orders.overrides:
+            return None
         covering = [
             order
             for order in self.overrides

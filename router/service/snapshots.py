@@ -26,7 +26,7 @@ from router.domain.decision import (
 from router.domain.topology import Cluster, ClusterKind, Instance
 from router.domain.units import Seconds, Tokens
 from router.ports import Clock
-from router.service.fleet import Fleet, Load, Member
+from router.service.fleet import Fleet
 from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
 from router.service.models import ServedModel
@@ -193,43 +193,37 @@ class SnapshotBuilder:
         beliefs: Beliefs,
         now: Seconds,
     ) -> ClusterView:
-        computed = self._lengths.of(model.name).computed or 0
-        mean = model.prefill_seconds(cluster.kind, round(computed))
-        views = [
-            self._view_instance(
-                member, self._fleet.load(member, now, mean), cluster.kind, model, total, beliefs
+        members = self._fleet.members_of(cluster.name, model.name)
+        mean = 0.0  # of prefills that nobody told of, where there are any
+        if sum([member.unexplained for member in members]):
+            computed = self._lengths.of(model.name).computed or 0
+            mean = model.prefill_seconds(cluster.kind, round(computed))
+        views, seconds = [], dict[Tokens, Seconds]()
+        for member in members:
+            instance, load = member.instance, self._fleet.load(member, now, mean)
+            belief, rank = _believe(instance, beliefs)
+            uncached = max(1, total - (belief.tokens or 0))
+            prefill = seconds.get(uncached)
+            if prefill is None:
+                prefill = seconds[uncached] = model.prefill_seconds(cluster.kind, uncached)
+            views.append(
+                InstanceView(
+                    name=instance.name,
+                    cluster=instance.cluster,
+                    role=instance.role,
+                    ready=load.ready,
+                    takes_handoff=instance.takes_handoff,
+                    compatibility=instance.compatibility,
+                    belief=belief,
+                    ahead=load.ahead,
+                    prefill=prefill,
+                    queue_depth=load.queue_depth,
+                    inflight=load.inflight,
+                    slots=model.decode_slots,
+                    rank=rank,
+                )
             )
-            for member in self._fleet.members_of(cluster.name, model.name)
-        ]
         return ClusterView(cluster.name, cluster.kind, tuple(views))
-
-    def _view_instance(
-        self,
-        member: Member,
-        load: Load,
-        kind: ClusterKind,
-        model: ServedModel,
-        total: Tokens,
-        beliefs: Beliefs,
-    ) -> InstanceView:
-        instance = member.instance
-        belief, rank = _believe(instance, beliefs)
-        uncached = max(1, total - (belief.tokens or 0))
-        return InstanceView(
-            name=instance.name,
-            cluster=instance.cluster,
-            role=instance.role,
-            ready=load.ready,
-            takes_handoff=instance.takes_handoff,
-            compatibility=instance.compatibility,
-            belief=belief,
-            ahead=load.ahead,
-            prefill=model.prefill_seconds(kind, uncached),
-            queue_depth=load.queue_depth,
-            inflight=load.inflight,
-            slots=model.decode_slots,
-            rank=rank,
-        )
 
     def _view_pair(
         self,
@@ -285,7 +279,7 @@ def _believe(instance: Instance, beliefs: Beliefs) -> tuple[CacheBelief, int | N
     the engine chooses, and only what every rank holds counts (DESIGN 5).
     """
     if instance.ranks == 1:
-        return beliefs.get(SourceId(instance.name, 0), CacheBelief.unknown()), None
+        return beliefs.get(SourceId(instance.name, 0)) or CacheBelief.unknown(), None
     each: Sequence[CacheBelief] = [
         beliefs.get(SourceId(instance.name, rank), CacheBelief.unknown())
         for rank in range(instance.ranks)
