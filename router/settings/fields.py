@@ -59,10 +59,26 @@ Count = Annotated[int, Field(ge=0, le=2**63 - 1), _NoBool]
 PositiveCount = Annotated[int, Field(gt=0, le=2**63 - 1), _NoBool]
 TokenCount = Count
 PositiveTokens = PositiveCount
-Duration = Annotated[float, Field(ge=0), _NoBool]
+
+_LARGEST: Final = 1e12
+"""Beyond what any time, rate or price means: 30,000 years. Sums and products of such numbers stay
+finite, so that arithmetic on them ends."""
+_SMALLEST: Final = 1e-9
+
+
+def _refuse_tiny(value: float) -> float:
+    """Numbers whose inverse is beyond the largest are mistakes of units."""
+    if value < _SMALLEST:
+        raise PydanticCustomError("number", f"must be at least {_SMALLEST:g}")
+    return value
+
+
+Duration = Annotated[float, Field(ge=0, le=_LARGEST), _NoBool]
 """Seconds, or milliseconds where the key says so."""
-PositiveDuration = Annotated[float, Field(gt=0), _NoBool]
-PositiveNumber = Annotated[float, Field(gt=0), _NoBool]
+PositiveDuration = Annotated[float, Field(gt=0, le=_LARGEST), _NoBool, AfterValidator(_refuse_tiny)]
+PositiveNumber = PositiveDuration
+LogTokens = Annotated[float, Field(ge=-50, le=50), _NoBool]
+"""A natural logarithm of tokens: e^50 of them are beyond every context."""
 Ratio = Annotated[float, Field(ge=0, le=1), _NoBool]
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,7 @@ from router.settings.fields import (
     Count,
     Duration,
     FilePath,
+    LogTokens,
     ModelName,
     Name,
     PositiveCount,
@@ -43,6 +44,9 @@ from router.settings.validation import UNKNOWN_KEY, Complaint, validate_value
 
 Source = Literal["measured", "modelled", "quoted"]
 
+MOST_INSTANCES: Final = 100_000
+"""Of one pool: each is an object of a simulation, and a row of the grid."""
+
 
 class ScenarioClusterSettings(Section):
     """A pool of equal instances."""
@@ -51,7 +55,7 @@ class ScenarioClusterSettings(Section):
     """Unique among clusters."""
     kind: ClusterKind
     """`pd` (prefill and decode) or `prfaas` (prefill only)."""
-    instances: Count
+    instances: Annotated[Count, Field(le=MOST_INSTANCES)]
     """How many; in a PD cluster each may take either role."""
     gpus_per_instance: PositiveCount = 8
     """Accelerators of one instance, for prices."""
@@ -75,7 +79,7 @@ class LogNormalSettings(Section):
 
     kind: Literal["lognormal"]
     """ln L is normal within bounds."""
-    mu: float
+    mu: LogTokens
     """Mean of ln L."""
     sigma: PositiveNumber
     """Standard deviation of ln L."""
@@ -209,7 +213,7 @@ class PriceSettings(Section):
 class BaselineSettings(Section):
     """The homogeneous deployment to compare with."""
 
-    instances: PositiveCount | None = None
+    instances: Annotated[PositiveCount, Field(le=MOST_INSTANCES)] | None = None
     """PD instances; left out, as many as all clusters have together."""
     profile: FilePath | None = None
     """Their profile; left out, the first PD cluster's."""

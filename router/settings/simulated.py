@@ -9,6 +9,7 @@ from pydantic import Field
 from router.settings.fields import (
     Count,
     Duration,
+    LogTokens,
     Name,
     PositiveCount,
     PositiveDuration,
@@ -18,11 +19,14 @@ from router.settings.fields import (
     TokenCount,
 )
 
+Spell = Annotated[PositiveDuration, Field(ge=0.001)]
+"""Times that change faster than any queue could tell cost a simulation steps without end."""
+
 
 class StepSettings(Section):
     """A truncated log-normal."""
 
-    mu: float
+    mu: LogTokens
     """Mean of ln L."""
     sigma: PositiveNumber
     """Standard deviation of ln L."""
@@ -44,7 +48,7 @@ class GammaSettings(Section):
 
     kind: Literal["gamma"]
     """Gamma gaps."""
-    cv: PositiveNumber
+    cv: Annotated[PositiveNumber, Field(le=1000)]
     """Coefficient of variation of the gaps; 1 is Poisson."""
 
 
@@ -53,11 +57,11 @@ class MmppSettings(Section):
 
     kind: Literal["mmpp"]
     """A Markov-modulated Poisson process of two states."""
-    surge: PositiveNumber
+    surge: Annotated[PositiveNumber, Field(le=1e6)]
     """Rate of the busy state over the calm one's."""
-    calm_seconds: PositiveDuration
+    calm_seconds: Spell
     """Mean length of calm times."""
-    busy_seconds: PositiveDuration
+    busy_seconds: Spell
     """Mean length of busy times."""
 
 

@@ -96,6 +96,12 @@ def test_a_scenario_becomes_pools_and_traffic(tmp_path: Path) -> None:
          " be greater than 0 (got 0)"),
         ("kind: lengths", "kind: length", "s.yaml:9:19: workload.lengths.kind: must be one of"
          " lognormal, histogram, lengths, trace; did you mean `lengths`? (got 'length')"),
+        ("instances: 2", "instances: 1000000000", "s.yaml:4:42: clusters[0].instances: must be at"
+         " most 100000 (got 1000000000)"),
+        ("gbps: 10", "gbps: 1.0e+308", "s.yaml:7:33: links[0].gbps: must be at most 1000000000000.0"
+         " (got 1e+308)"),
+        ("{max_concurrency: 10}", "{max_concurrency: 10, tokens_per_second_slo: 1.0e-300}",
+         "s.yaml:10:54: decode.tokens_per_second_slo: must be at least 1e-09 (got 1e-300)"),
         ("model: m", "model: other", "s.yaml:4:54: clusters[0].profile: p.yaml is a profile of"
          " model 'm', not of 'other'"),
         ("{name: far, kind: prfaas, instances: 2, profile: ./p.yaml}",
