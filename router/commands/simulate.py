@@ -32,6 +32,7 @@ from router.commands.simulate_view import (
 from router.compose.models import CompositionError
 from router.compose.studies import build_study
 from router.settings.scenarios import load_scenario
+from router.sim.arrivals import ArrivalFault
 from router.sim.plants import PlantFault
 from router.sim.records import write_csv
 from router.sim.statistics import StatisticsFault
@@ -42,7 +43,14 @@ from router.throughput.planner import TooManyAllocations
 from router.throughput.workloads import WorkloadError
 
 _DEFAULT = (Contestant.PAPER, Contestant.TUNED, Contestant.EXPECTED, Contestant.SLACK)
-_UNUSABLE = (CompositionError, CurveError, PlantFault, TooManyAllocations, WorkloadError)
+_UNUSABLE = (
+    ArrivalFault,
+    CompositionError,
+    CurveError,
+    PlantFault,
+    TooManyAllocations,
+    WorkloadError,
+)
 
 
 def register(app: typer.Typer) -> None:

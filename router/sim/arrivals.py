@@ -14,6 +14,9 @@ from typing import assert_never
 from router.domain.errors import RouterError
 from router.domain.units import Seconds
 
+_RAREST = 0.01
+"""Requests in one calm and busy time, in the mean: with fewer no request feels the difference."""
+
 
 class ArrivalFault(RouterError):
     """No stream of requests has these parameters."""
@@ -63,6 +66,8 @@ class MmppArrivals:
             calm_seconds=self.calm_seconds,
             busy_seconds=self.busy_seconds,
         )
+        if self.rate * (self.calm_seconds + self.busy_seconds) < _RAREST:
+            raise ArrivalFault("the busy times change too fast for so few requests: use poisson")
 
     @property
     def calm_rate(self) -> float:

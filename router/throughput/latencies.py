@@ -83,6 +83,8 @@ def _times(
 ) -> Iterator[tuple[Seconds, float]]:
     """Yield the TTFT at each pool of a request's side, and the pool's share of the side."""
     if remote:
+        if point.demands.remote is None:
+            return  # nothing is offloaded: lengths beyond t have a weight that rounds to none
         together = sum(each.rate for each in point.remotes)
         for pool, rate in zip(deployment.remotes, point.remotes, strict=True):
             if rate.rate:

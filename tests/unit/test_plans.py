@@ -24,6 +24,7 @@ from router.throughput.demands import Form
 from router.throughput.prices import Prices
 from router.throughput.profiles import KvLine
 from router.throughput.stages import Deployment, Stage
+from router.throughput.workloads import TruncatedLogNormal
 
 EXAMPLES = Path(__file__).parents[2] / "examples/scenarios"
 
@@ -248,3 +249,13 @@ def test_names_cannot_break_out_of_the_page() -> None:
     page = render_page(make_plan(evil))
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_prompts_of_which_next_to_none_is_offloaded_have_a_plan() -> None:
+    """Lengths beyond the configured t whose weight rounds to nothing are nobody's requests."""
+    short = TruncatedLogNormal(0.0, 1.0, 128, 128_000)
+    plan = make_plan(replace(example("case-study"), workload=short))
+    configured = option(plan, Option.CONFIGURED)
+    assert configured.point.demands.remote is None
+    assert configured.ttft is not None
+    assert configured.ttft.mean > 0

@@ -89,6 +89,14 @@ def a_scenario(directory: Path, simulation: str) -> str:
     [
         ("  arrivals: {kind: gamma}", "simulation.arrivals.cv"),
         ("  arrivals: {kind: often}", "simulation.arrivals"),
+        (
+            "  arrivals: {kind: mmpp, surge: 3, calm_seconds: 0, busy_seconds: 1}",
+            "simulation.arrivals.calm_seconds",
+        ),
+        (
+            "  arrivals: {kind: mmpp, surge: 3, calm_seconds: 0.001, busy_seconds: 0.001}",
+            "use poisson",
+        ),
         ("  surprise: 1", "simulation.surprise"),
         ("  links: [{at_seconds: 1, from: nowhere, gbps: 1}]", "nowhere"),
         ("  conversions: [{at_seconds: 1, instance: pd-east-p9, role: decode}]", "pd-east-p9"),
