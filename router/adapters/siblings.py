@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +16,12 @@ from typing import Final
 
 import msgspec
 
-from router.adapters.across_workers import GaugeReading
 from router.domain.units import Seconds
 
 _LOG = logging.getLogger(__name__)
 
 _PATIENCE: Final[Seconds] = 3.0
 """A worker that is busy for longer is left out of one scrape: Prometheus waits 10 s for all."""
-
-_LARGEST_REPORT: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +33,17 @@ class Seat:
     directory: Path
 
 
-class WorkerReport(msgspec.Struct, frozen=True):
-    """What a worker tells of itself."""
+class _Question(msgspec.Struct, frozen=True):
+    """What a worker is asked: the name of whoever answers, and what it is told."""
 
-    worker: int
-    pid: int
-    started_at: str
-    config: str
-    gauges: list[GaugeReading] = []
+    name: str
+    told: msgspec.Raw = msgspec.Raw(b"null")
 
 
-_DECODER = msgspec.json.Decoder(WorkerReport)
+_QUESTIONS = msgspec.json.Decoder(_Question)
+
+Answerer = Callable[[bytes], Awaitable[bytes]]
+"""Answers a question: JSON in, JSON out."""
 
 
 class Siblings:
@@ -56,19 +53,21 @@ class Siblings:
         self._seat = seat
 
     @asynccontextmanager
-    async def answering(self, tell: Callable[[], WorkerReport]) -> AsyncIterator[None]:
-        """Tell whoever asks, for the time of the block."""
+    async def answering(self, answerers: Mapping[str, Answerer]) -> AsyncIterator[None]:
+        """Answer what others ask, by the name of the question, for the time of the block."""
         if self._seat is None:
             yield
             return
         path = _socket_of(self._seat, self._seat.place)
         path.unlink(missing_ok=True)  # of the worker that had this place before
 
-        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                writer.write(msgspec.json.encode(tell()))
+                async with asyncio.timeout(_PATIENCE):
+                    question = _QUESTIONS.decode(await reader.read(-1))
+                writer.write(await answerers[question.name](bytes(question.told)))
                 await writer.drain()
-            except OSError:
+            except (OSError, TimeoutError):
                 pass  # whoever asked has left
             except Exception:  # noqa: BLE001 - a task's root: an odd reading must not end what others ask
                 _LOG.exception("cannot tell of this worker")
@@ -82,29 +81,36 @@ class Siblings:
             server.close()
             path.unlink(missing_ok=True)
 
-    async def ask(self) -> list[WorkerReport]:
-        """Return what every other worker that lives tells, in their order."""
+    async def ask(
+        self, name: str, told: bytes = b"null", *, patience: Seconds = _PATIENCE
+    ) -> list[bytes]:
+        """Return what every other worker that lives answers in time, in their order."""
         if self._seat is None:
             return []
         seat = self._seat
+        question = msgspec.json.encode(_Question(name, msgspec.Raw(told)))
         others = [place for place in range(seat.count) if place != seat.place]
-        reports = await asyncio.gather(*(_ask(_socket_of(seat, place)) for place in others))
-        return [report for report in reports if report is not None]
+        answers = await asyncio.gather(
+            *(_ask(_socket_of(seat, place), question, patience) for place in others)
+        )
+        return [answer for answer in answers if answer]
 
 
 def _socket_of(seat: Seat, place: int) -> Path:
     return seat.directory / f"{place}.sock"
 
 
-async def _ask(path: Path) -> WorkerReport | None:
+async def _ask(path: Path, question: bytes, patience: Seconds) -> bytes | None:
     try:
-        async with asyncio.timeout(_PATIENCE):
-            reader, writer = await asyncio.open_unix_connection(path, limit=_LARGEST_REPORT)
+        async with asyncio.timeout(patience):
+            reader, writer = await asyncio.open_unix_connection(path)
             try:
-                return _DECODER.decode(await reader.read(-1))
+                writer.write(question)
+                writer.write_eof()
+                return await reader.read(-1)
             finally:
                 writer.close()
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
-    except (OSError, TimeoutError, msgspec.DecodeError):
+    except (OSError, TimeoutError):
         return None

@@ -19,10 +19,10 @@ from router.commands.admin_client import (
     call_admin,
     settle_target,
 )
+from router.commands.ctl_decisions import decisions
 from router.commands.ctl_plans import plan, plan_solve
 from router.commands.ctl_views import (
     show_audit,
-    show_decisions,
     show_document,
     show_instances,
     show_links,
@@ -30,7 +30,7 @@ from router.commands.ctl_views import (
     show_threshold,
 )
 from router.commands.output import AsJson, Unusable, print_json
-from router.domain.decision import Reason, Route
+from router.domain.decision import Route
 from router.domain.topology import InstanceState, Role
 
 ModelOption = Annotated[str | None, typer.Option("--model", help="Only this model.")]
@@ -488,25 +488,6 @@ def instances_remove(
     """Remove an instance from a running gateway. Drain it first to keep its streams."""
     target = settle_target(context, url, key, as_json=as_json)
     _show(target, call_admin(target, "DELETE", f"instances/{_segment(name)}"), show_instances)
-
-
-def decisions(
-    context: typer.Context,
-    *,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many.")] = 20,
-    route: Annotated[Route | None, typer.Option(help="Only this route.")] = None,
-    reason: Annotated[Reason | None, typer.Option(help="Only this reason.")] = None,
-    url: UrlOption = None,
-    key: KeyOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the latest decisions, newest first.
-
-    Example: prfaas ctl decisions --limit 5 --route prfaas
-    """
-    target = settle_target(context, url, key, as_json=as_json)
-    query = {"limit": limit, "route": route, "reason": reason}
-    _show(target, call_admin(target, "GET", "decisions", query=query), show_decisions)
 
 
 def audit(

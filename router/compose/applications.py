@@ -28,6 +28,7 @@ from router.gateway.requests import BodyBudget
 from router.ports import Timeouts
 from router.service.counting import EngineCounter, PromptCounter
 from router.service.fleet import Fleet
+from router.service.journals import Journal
 from router.service.live_plans import LivePlans
 from router.service.membership import Membership
 from router.service.observations import ObservedCourse
@@ -186,7 +187,7 @@ def _admin_room(
         routing=routing,
         tenants=core.tenants,
         catalog=core.catalog,
-        log=core.log,
+        journal=Journal(core.log, core.workers),
         report=StateReport(
             leadership=core.leadership,
             fleet=core.fleet,

@@ -116,6 +116,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
     index = _foresee(store.index, foresight)
     slots = _share_slots(store, fleet)
     config = ConfigRecord(fingerprint_of(loaded), clock)
+    log = DecisionLog(settings.admin.decision_log_size)
     lengths = OperatingLengths()
     operator = Operator(
         _threshold_rules(settings), clock=clock, policy=Rule(settings.scheduler.policy)
@@ -152,7 +153,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
         clock=clock,
         metrics=metrics,
         access=access,
-        workers=Workers(seat, metrics, config, clock),
+        workers=Workers(seat, metrics, config, clock, log),
         catalog=catalog,
         connector=_choose_connector(settings),
         fleet=fleet,
@@ -173,7 +174,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
             timeout=settings.admission.queue_timeout_seconds,
         ),
         slots=slots,
-        log=DecisionLog(),
+        log=log,
         engines=engines,
         pools=PoolBook(fleet, build_pools(settings, engines, clock)),
         tokenizers=load_tokenizers(settings),
@@ -241,6 +242,7 @@ def put_in_force(core: Core, topology: Topology) -> None:
         rules=_admission_rules(settings),
         timeout=settings.admission.queue_timeout_seconds,
     )
+    core.log.resize(settings.admin.decision_log_size)
     watch(core)
 
 

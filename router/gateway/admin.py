@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Query
-from fastapi.responses import JSONResponse
 
 from router.control.links import Telemetry
-from router.domain.errors import BadRequest
 from router.domain.units import from_gbps
-from router.gateway.admin_documents import DecisionDocument, DecisionList
+from router.gateway.admin_decisions import add_decisions
 from router.gateway.admin_models import (
     AuditParameters,
-    DecisionParameters,
-    ExplainBody,
     PlanBody,
     PlanParameters,
     TelemetryBody,
@@ -24,10 +19,7 @@ from router.gateway.admin_models import (
 from router.gateway.admin_orders import Rights, add_orders
 from router.gateway.admin_room import AdminRoom, Dependency
 from router.planning.live_plans import Suppositions
-from router.service.bodies import BodyKind, read_body
 from router.service.decisions import Document
-from router.service.routing import Ask, Supposition
-from router.service.snapshots import WhatIf
 
 
 def build_admin(room: AdminRoom) -> APIRouter:
@@ -37,7 +29,7 @@ def build_admin(room: AdminRoom) -> APIRouter:
     _add_state(routes, room, rights.viewer)
     _add_telemetry(routes, room, rights.agent)
     add_orders(routes, room, rights)
-    _add_decisions(routes, room, rights.viewer)
+    add_decisions(routes, room, rights.viewer)
     _add_plans(routes, room, rights.viewer)
     return routes
 
@@ -70,22 +62,6 @@ def _add_telemetry(routes: APIRouter, room: AdminRoom, agent: Dependency) -> Non
         return room.report.link(room.links.report(name, telemetry))
 
 
-def _add_decisions(routes: APIRouter, room: AdminRoom, viewer: Dependency) -> None:
-    @routes.get("/decisions", dependencies=[viewer], responses={200: {"model": DecisionList}})
-    async def read_decisions(which: Annotated[DecisionParameters, Query()]) -> Document:
-        """Return the latest decisions, newest first."""
-        records = room.log.latest(limit=which.limit, route=which.route, reason=which.reason)
-        return {"decisions": [record.document() for record in records]}
-
-    @routes.post(
-        "/decisions:explain", dependencies=[viewer], responses={200: {"model": DecisionDocument}}
-    )
-    async def explain_decision(body: ExplainBody) -> JSONResponse:
-        """Decide without sending anything: on live state, or on what is supposed of it."""
-        record = await _explain(room, body)
-        return JSONResponse(record)
-
-
 def _add_plans(routes: APIRouter, room: AdminRoom, viewer: Dependency) -> None:
     @routes.get("/plan", dependencies=[viewer])
     async def read_plan(which: Annotated[PlanParameters, Query()]) -> Document:
@@ -109,25 +85,3 @@ def _suppositions(body: PlanBody) -> Suppositions:
         lengths=tuple(body.lengths),
         threshold=body.threshold,
     )
-
-
-async def _explain(room: AdminRoom, body: ExplainBody) -> Document:
-    named = room.catalog.resolve(body.model or room.catalog.models[0].name)
-    tenant = room.tenants.find(body.tenant)
-    what_if = WhatIf(body.threshold, body.regime)
-    request_id = room.new_request_id()
-    if body.total_tokens is not None:
-        unknown = set(body.cached_tokens) - {cluster.name for cluster in room.fleet.clusters}
-        if unknown:
-            raise BadRequest(f"cached_tokens: no cluster {min(unknown)!r}")
-        supposition = Supposition(named, tenant, body.total_tokens, body.cached_tokens)
-        record = room.routing.suppose(supposition, what_if, request_id=request_id)
-        return record.document()
-    chat = body.messages is not None
-    raw = msgspec.json.encode(
-        {"model": named.asked, **({"messages": body.messages} if chat else {"prompt": body.prompt})}
-    )
-    client = read_body(raw, BodyKind.CHAT if chat else BodyKind.COMPLETION)
-    salt = room.tenants.cache_salt(tenant, None)
-    ask = Ask(request_id, tenant, named, client, salt, tenant.home)
-    return (await room.routing.explain(ask, what_if)).document()

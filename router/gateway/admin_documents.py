@@ -69,6 +69,7 @@ class DecisionDocument(BaseModel):
 
 
 class DecisionList(BaseModel):
-    """The latest decisions, newest first."""
+    """The latest decisions, newest first. `next` is the cursor of those before; null at the end."""
 
     decisions: list[DecisionDocument]
+    next: str | None

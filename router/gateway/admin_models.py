@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from router.control.links import LinkHealth
-from router.domain.decision import Reason, Regime, Route
+from router.domain.decision import Reason, Regime, Route, Rule
 from router.domain.topology import InstanceState, Role
 
 # Bounds far beyond any fleet: what is multiplied with them later must not overflow.
@@ -56,11 +56,35 @@ class OverrideParameters(Parameters):
 
 
 class DecisionParameters(Parameters):
-    """Which of the latest decisions."""
+    """Which of the latest decisions. `cursor` goes on after a page: it is that page's `next`."""
 
     limit: int = Field(100, ge=1, le=10_000)
     route: Route | None = None
     reason: Reason | None = None
+    blocked_by: Reason | None = None
+    model: str | None = None
+    tenant: str | None = None
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+    cursor: str | None = None
+
+
+class ReplayBody(Body):
+    """With what decisions are made again, and which of them; all that are kept by default."""
+
+    threshold: TokenCount | None = None
+    regime: Regime | None = None
+    policy: Rule | None = None
+    model: str | None = None
+    tenant: str | None = None
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _supposes_something(self) -> Self:
+        if self.threshold is None and self.regime is None and self.policy is None:
+            raise ValueError("give threshold, regime or policy")
+        return self
 
 
 class AuditParameters(Parameters):

@@ -14,8 +14,8 @@ from fastapi import Request
 from router.domain.errors import Forbidden, Unauthenticated
 from router.domain.topology import Instance
 from router.ports import Clock
-from router.service.decisions import DecisionLog
 from router.service.fleet import Fleet
+from router.service.journals import Journal
 from router.service.links import LinkBoard
 from router.service.live_plans import LivePlans
 from router.service.membership import Membership
@@ -71,7 +71,7 @@ class AdminRoom:
     routing: Routing
     tenants: TenantBook
     catalog: ModelCatalog
-    log: DecisionLog
+    journal: Journal
     report: StateReport
     plans: LivePlans
     clock: Clock

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Self
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.domain.decision import Decision, LinkView, Placement, Snapshot
+from router.domain.decision import Decision, LinkView, Placement, Reason, Route, Snapshot
 
 Document = dict[str, object]
 """A JSON object, ready to be serialised."""
@@ -22,6 +23,11 @@ class DecisionRecord(Struct, frozen=True, gc=False):
     at: datetime
     snapshot: Snapshot
     decision: Decision
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where it is in the log."""
+        return Cursor(self.at, self.request_id)
 
     def document(self) -> Document:
         """Return the decision as operators see it."""
@@ -51,14 +57,75 @@ class DecisionRecord(Struct, frozen=True, gc=False):
         }
 
 
+class Cursor(Struct, frozen=True, order=True):
+    """A place in the log: everything older than one decision."""
+
+    at: datetime
+    request_id: str
+
+    def __str__(self) -> str:
+        return f"{self.at.isoformat()}~{self.request_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` wrote. Raises ValueError."""
+        at, tilde, request_id = text.partition("~")
+        moment = datetime.fromisoformat(at)
+        if not tilde or moment.tzinfo is None:
+            raise ValueError("no place in the log")
+        return cls(moment, request_id)
+
+
+class DecisionQuery(Struct, frozen=True):
+    """Which decisions; what is None is any. `since` is included, `until` and `before` are not."""
+
+    route: Route | None = None
+    reason: Reason | None = None
+    blocked_by: Reason | None = None
+    model: str | None = None
+    tenant: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    before: Cursor | None = None
+
+    def matches(self, record: DecisionRecord) -> bool:
+        """Whether a decision is one of those asked for."""
+        decision, request = record.decision, record.snapshot.request
+        return (
+            self.route in (None, decision.route)
+            and self.reason in (None, decision.reason)
+            and self.blocked_by in (None, decision.blocked_by)
+            and self.model in (None, request.model)
+            and self.tenant in (None, request.tenant)
+            and (self.since is None or record.at >= self.since)
+            and (self.until is None or record.at < self.until)
+            and (self.before is None or record.cursor < self.before)
+        )
+
+
 class DecisionLog:
     """The latest decisions, newest first, bounded."""
 
-    def __init__(self, capacity: int = 1000) -> None:
+    def __init__(self, capacity: int = 4096) -> None:
         self._records: deque[DecisionRecord] = deque(maxlen=capacity)
 
     def __len__(self) -> int:
         return len(self._records)
+
+    @property
+    def capacity(self) -> int:
+        """How many decisions it keeps at most."""
+        return self._records.maxlen or 0
+
+    @property
+    def oldest(self) -> datetime | None:
+        """When the oldest decision was made that is kept; None without any."""
+        return self._records[0].at if self._records else None
+
+    def resize(self, capacity: int) -> None:
+        """Keep so many from now on; the oldest ones go where there are more."""
+        if capacity != self.capacity:
+            self._records = deque(self._records, maxlen=capacity)
 
     def add(self, record: DecisionRecord) -> None:
         """Keep a decision; the oldest one goes when the log is full."""
@@ -73,17 +140,9 @@ class DecisionLog:
                 break
         return amended
 
-    def latest(
-        self, *, limit: int = 100, route: str | None = None, reason: str | None = None
-    ) -> Iterator[DecisionRecord]:
-        """Yield up to `limit` records, newest first, of a route or a reason if named."""
-        found = 0
-        for record in reversed(self._records):
-            if found >= limit:
-                return
-            if route in (None, record.decision.route) and reason in (None, record.decision.reason):
-                found += 1
-                yield record
+    def select(self, query: DecisionQuery) -> Iterator[DecisionRecord]:
+        """Yield the decisions that are asked for, newest first, of those kept now."""
+        return (record for record in reversed(tuple(self._records)) if query.matches(record))
 
 
 def _prefill(placement: Placement | None) -> Document | None:

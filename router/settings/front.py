@@ -178,6 +178,9 @@ class AdminSettings(Section):
     """An operator's key. Without any key only loopback is answered."""
     keys: tuple[AdminKeySettings, ...] = ()
     """Further keys, each with a name and a role."""
+    decision_log_size: PositiveCount = 4096
+    """Decisions that a process keeps, to be seen and to be made again: twenty minutes at the 3.2
+    requests a second of the paper's case study. Of a dozen instances each takes about 5 KB."""
     port: Port | None = None
     """Own listener for `/admin` and `/metrics`; without it they share the gateway's port."""
 

@@ -87,6 +87,11 @@ async def prfaas(*arguments: str) -> int:
         ("instances remove d1", "DELETE", "instances/d1", None),
         ("decisions --limit 5 --route prfaas --reason link_down", "GET",
          "decisions?limit=5&route=prfaas&reason=link_down", None),
+        ("decisions --tenant t --blocked-by link_down --until 2026-01-01T00:00:00Z", "GET",
+         "decisions?limit=20&blocked_by=link_down&tenant=t"
+         "&until=2026-01-01T00%3A00%3A00%2B00%3A00", None),
+        ("decisions --replay-threshold 12000 --replay-policy expected --model m", "POST",
+         "decisions:replay", {"threshold": 12000, "policy": "expected", "model": "m"}),
         ("plan --model m", "GET", "plan?model=m", None),
         ("plan solve --bandwidth we=5 --prefill e=2 --decode e=1 --threshold 9", "POST",
          "plan:solve",

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -132,6 +133,17 @@ async def test_r60_every_worker_tells_the_totals_of_all(tmp_path: Path) -> None:
             crew.command.children()
         )
         assert len(told) > 1, "one worker took every connection"
+
+        # Whichever is asked, the decisions of all are shown, and made again.
+        async with crew.client() as client:
+            page = (await client.get("/admin/v1/decisions?limit=100")).json()
+            rest = (await client.get(f"/admin/v1/decisions?cursor={quote(page['next'])}")).json()
+            shown = [each["request_id"] for each in page["decisions"] + rest["decisions"]]
+            assert len(set(shown)) == len(shown) == 120
+            assert rest["next"] is None
+            replay = (await client.post("/admin/v1/decisions:replay", json={"threshold": 0})).json()
+        assert replay["covers"]["decisions"] == 120
+        assert len(replay["covers"]["logs"]) == 4
 
 
 def held_stream(gate: asyncio.Event) -> list[Step]:

@@ -326,6 +326,7 @@ def _engines(
         "transfer": {"lease_seconds": LEASE_SECONDS, "lease_margin_seconds": 1},
         "engines": {"time_scale": 2, "blocks": 1024, "max_model_len": 4096},
         "scheduler": {"decision_timeout_ms": 400},
+        "admin": {"decision_log_size": 500},  # full in the warm-up: memory is compared
     }
     if store is not None:
         changes["store"] = {"url": store.url}
