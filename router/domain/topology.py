@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from urllib.parse import urlsplit
 
 from router.domain.units import BytesPerSecond, Seconds
 
@@ -73,6 +74,18 @@ class Instance:
     def takes_handoff(self) -> bool:
         """Whether another instance's KV can be decoded here."""
         return self.role is Role.DECODE or (self.role is Role.BOTH and self.accepts_handoff)
+
+
+def origin_of(url: str) -> tuple[str, str, int, str]:
+    """Return scheme, host, port and path of an address, each in its one spelling."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return parts.scheme, parts.hostname or "", port, parts.path.rstrip("/")
+
+
+def may_share_a_model(one: str | None, other: str | None) -> bool:
+    """Whether two instances may be asked for the same model; None serves every one."""
+    return one is None or other is None or one == other
 
 
 @dataclass(frozen=True, slots=True)

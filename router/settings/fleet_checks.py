@@ -12,7 +12,13 @@ from itertools import pairwise
 from typing import Final
 from urllib.parse import urlsplit
 
-from router.domain.topology import AUTO_EVENTS, ClusterKind, Role
+from router.domain.topology import (
+    AUTO_EVENTS,
+    ClusterKind,
+    Role,
+    may_share_a_model,
+    origin_of,
+)
 from router.settings.errors import KeyPath, format_path
 from router.settings.fleet import ClusterSettings, InstanceSettings
 from router.settings.front import ServerSettings
@@ -60,27 +66,15 @@ def _check_urls(settings: Settings) -> Iterator[Complaint]:
     seen: dict[tuple[str, str, int, str], list[_Entry]] = {}
     for entry in _entries(settings):
         where = (*entry.path, "url")
-        origin = _origin(entry.instance.url)
+        origin = origin_of(entry.instance.url)
         for other in seen.setdefault(origin, []):
-            if _may_share_a_model(entry.instance, other.instance):
+            if may_share_a_model(entry.instance.model, other.instance.model):
                 earlier = format_path((*other.path, "url"))
                 yield where, f"is the engine of {earlier} too: give it one entry"
                 break
         seen[origin].append(entry)
         if port := _own_port(settings, origin[1], origin[2]):
             yield where, f"is the gateway's own listener ({port})"
-
-
-def _origin(url: str) -> tuple[str, str, int, str]:
-    """Return scheme, host, port and path of an address, each in its one spelling."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    return parts.scheme, parts.hostname or "", port, parts.path
-
-
-def _may_share_a_model(one: InstanceSettings, other: InstanceSettings) -> bool:
-    """Whether two entries may be asked for the same model; what names none serves every one."""
-    return one.model is None or other.model is None or one.model == other.model
 
 
 def _own_port(settings: Settings, host: str, port: int) -> str | None:
