@@ -17,7 +17,13 @@ import msgspec
 from router.control.links import BandwidthMode, LinkHealth
 from router.domain.decision import Route, Rule, ThresholdMode
 from router.domain.errors import Conflict, NotFound
-from router.domain.topology import Instance, InstanceState, Role
+from router.domain.topology import (
+    Instance,
+    InstanceState,
+    Role,
+    may_share_a_model,
+    origin_of,
+)
 from router.domain.units import BytesPerSecond, Tokens
 
 
@@ -235,13 +241,19 @@ def with_instance(
 
 
 def with_added(orders: Orders, configured: Mapping[str, Instance], instance: Instance) -> Orders:
-    """Return the orders with one more instance. Raises Conflict for a name in use.
+    """Return the orders with one more instance. Raises Conflict for a name or an engine in use.
 
-    One that was removed and is as configured is the configured one again.
+    One that was removed and is as configured is the configured one again. One engine under two
+    names would be promised twice what it has.
     """
     name = instance.name
-    if name in present(configured, orders):
+    others = present(configured, orders)
+    if name in others:
         raise Conflict(f"instance {name!r} exists already")
+    for other in others.values():
+        same = origin_of(other.url) == origin_of(instance.url)
+        if same and may_share_a_model(other.model, instance.model):
+            raise Conflict(f"its engine is instance {other.name!r} already", param="url")
     if configured.get(name) == instance:
         return replace(orders, removed=tuple(each for each in orders.removed if each != name))
     return replace(orders, added={**orders.added, name: instance})

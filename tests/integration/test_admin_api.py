@@ -491,7 +491,7 @@ async def test_no_secret_is_shown_anywhere(
         await system.client.post("/v1/completions", content=b"{", headers=key)
         entry = {
             "name": "p9",
-            "url": system.engine("p0").url,
+            "url": f"{system.engine('p0').url}/other",
             "role": "prefill",
             "cluster": "east",
             "api_key": secrets["engine"],

@@ -77,6 +77,9 @@ async def test_every_change_is_in_the_audit_and_no_key_is(system: System) -> Non
     """Who, what, before and after, newest first; refusals and repetitions are no changes."""
     await call(system, "POST", "instances", ENTRY)
     assert (await call(system, "POST", "instances", ENTRY)).status_code == 409
+    twin = await call(system, "POST", "instances", ENTRY | {"name": "twin"})
+    assert twin.status_code == 409
+    assert twin.json()["error"]["param"] == "url"
     for _ in range(2):
         await call(system, "PATCH", "instances/d9", {"state": "draining"})
     await call(system, "PATCH", "instances/d9", {"state": "active"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -104,6 +105,21 @@ def test_instances_join_and_leave() -> None:
     for edit in (without_instance, lambda o, c, n: with_instance(o, c, n, InstanceOrder())):
         with pytest.raises(NotFound):
             edit(Orders(), CONFIGURED, "nobody")
+
+
+@pytest.mark.parametrize("url", ["http://d0", "http://D0:80", "http://d0/"])
+def test_an_engine_has_one_name(url: str) -> None:
+    """Another name for it is refused, however it is spelt; another model there is not."""
+    twin = Instance("d9", "east", url, Role.DECODE, model="m")
+    with pytest.raises(Conflict, match="its engine is instance 'd0' already"):
+        with_added(Orders(), CONFIGURED, twin)
+    own = {"d0": replace(D0, model="other")}
+    assert "d9" in present(own, with_added(Orders(), own, twin))
+    gone = without_instance(Orders(), CONFIGURED, "d0")
+    assert "d9" in present(CONFIGURED, with_added(gone, CONFIGURED, twin))
+    back = with_added(gone, CONFIGURED, twin)
+    with pytest.raises(Conflict, match="'d9'"):
+        with_added(back, CONFIGURED, D0)
 
 
 def test_a_removed_instance_may_come_back() -> None:
