@@ -106,7 +106,9 @@ def _explain_usage(error: TyperException) -> int:
         print(error.message)
         return UNUSABLE
     path = context.command_path if context is not None else "prfaas"
-    print_fault(f"prfaas: {' '.join(error.format_message().split())} (see `{path} --help`)")
+    # Typer lets pydantic read choices, and says so.
+    said = " ".join(error.format_message().split()).replace(": Value error, ", ": ")
+    print_fault(f"prfaas: {said} (see `{path} --help`)")
     return UNUSABLE
 
 

@@ -316,6 +316,7 @@ async def test_unusable_arguments_exit_2_in_one_line(
     assert printed.out == ""
     assert printed.err.startswith("prfaas: ")
     assert printed.err.count("\n") == 1
+    assert "Value error" not in printed.err
     assert not gateway.requests
 
 
