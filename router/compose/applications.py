@@ -190,6 +190,7 @@ def _admin_room(
         journal=Journal(core.log, core.workers),
         report=StateReport(
             leadership=core.leadership,
+            describe_solved=core.thresholds.describe,
             fleet=core.fleet,
             links=core.links,
             operator=core.operator,

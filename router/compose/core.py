@@ -24,7 +24,7 @@ from router.compose.models import (
     build_tenants,
 )
 from router.compose.pools import build_pools
-from router.compose.stores import Store, build_leadership, build_limits, open_store
+from router.compose.stores import Store, build_leadership, build_limits, build_state, open_store
 from router.compose.tokenizers import Tokenizers, load_tokenizers, renew_tokenizers
 from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
@@ -33,6 +33,7 @@ from router.control.thresholds import StepRules
 from router.domain.decision import Rule
 from router.domain.errors import NotFound
 from router.gateway.access import AccessLog
+from router.ports import StateStore
 from router.service.admission import Admission, OwnSlots
 from router.service.config_record import ConfigRecord
 from router.service.connectors import Connector, find_connector, third_party_connectors
@@ -48,6 +49,7 @@ from router.service.models import ModelCatalog
 from router.service.operator import Operator, ThresholdRules
 from router.service.pools import PoolBook, PrefixPool
 from router.service.slot_shares import SharedSlots
+from router.service.solved_book import SolvedBook
 from router.service.stored_responses import StoredResponses
 from router.service.tenants import TenantBook
 from router.service.thresholds import ThresholdLoop
@@ -74,6 +76,7 @@ class Core:
     layouts: Layouts
     lengths: OperatingLengths
     deployments: LiveDeployments
+    state: StateStore
     leadership: Leadership
     thresholds: ThresholdLoop
     limits: LimitLedger
@@ -129,6 +132,8 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
         mode=BandwidthMode(settings.scheduler.bandwidth.mode),
     )
     deployments = LiveDeployments(fleet, links, clock)
+    state = build_state(store)
+    leadership = build_leadership(settings, store, clock)
     return Core(
         settings=settings,
         secret=secret,
@@ -136,9 +141,12 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
         layouts=Layouts(settings),
         lengths=lengths,
         deployments=deployments,
-        leadership=build_leadership(settings, store, clock),
+        state=state,
+        leadership=leadership,
         thresholds=ThresholdLoop(
             operator.solved,
+            book=SolvedBook(state, leadership, clock),
+            leadership=leadership,
             fleet=fleet,
             deployments=deployments,
             models=catalog.models,

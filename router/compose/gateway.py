@@ -26,7 +26,7 @@ from router.compose.models import (
     fits,
 )
 from router.compose.reloading import ReloadRefused
-from router.compose.stores import build_state, read_secret
+from router.compose.stores import read_secret
 from router.control.health import Health, step_health
 from router.control.silence import SilenceRules
 from router.gateway.access import AccessLog, RecordedAccess
@@ -189,6 +189,7 @@ class Gateway:
             silence = _build_silence_watch(self.core)
             await self.membership.begin()
             await self.orders.begin()
+            await self.core.thresholds.begin()
             await prober.probe_all()
             await stack.enter_async_context(self.core.workers.answering())
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -202,7 +203,7 @@ class Gateway:
                 self._improve_tokenizers,
             ]
             if self.core.store.common is not None:
-                runs.append(self.orders.run)
+                runs += [self.orders.run, self.core.thresholds.follow]
             if self.core.slots is not None:
                 stack.push_async_callback(self.core.slots.leave)
                 runs.append(partial(self.core.slots.run, self.core.admission))
@@ -289,7 +290,7 @@ def _build_orders(core: Core, membership: Membership) -> OrderBook:
         core.links.follow(orders.links)
         await membership.follow(orders)
 
-    return OrderBook(build_state(core.store), core.clock, follow)
+    return OrderBook(core.state, core.clock, follow)
 
 
 def _build_ingest(core: Core) -> Ingest:

@@ -31,6 +31,7 @@ class StateReport:
         self,
         *,
         leadership: Leadership,
+        describe_solved: Callable[[], Document],
         fleet: Fleet,
         links: LinkBoard,
         operator: Operator,
@@ -48,11 +49,14 @@ class StateReport:
     ) -> None:
         """`store` names the kind of store, without credentials.
 
+        `describe_solved` tells who solved the thresholds that are in force.
+
         `describe_workers` tells which process answers, and which others the gateway has;
         `tokenizers` tell, by model, how prompts are counted in process.
         """
         self._config = config
         self._leadership = leadership
+        self._describe_solved = describe_solved
         self._describe_workers = describe_workers
         self._fleet = fleet
         self._links = links
@@ -83,6 +87,7 @@ class StateReport:
             "links": self.links(),
             "policy": self.policy(),
             "thresholds": self.pair_thresholds(),
+            "solved": self._describe_solved(),
             "queue": self._admission.describe(self._tenants.names),
             "overrides": [self.override(order) for order in self._operator.overrides],
             "index": {"sources": [source(report) for report in await self._index.describe()]},

@@ -25,7 +25,7 @@ class LeaderStore(MemoryState):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self._clock = clock
+        self.clock = clock
         self._lease: _Lease | None = None
         self.away = False
         self.accepted: list[Fence] = []
@@ -70,18 +70,18 @@ class LeaderStore(MemoryState):
 
     def held(self) -> _Lease | None:
         """The lease that somebody has."""
-        if self._lease is None or self._lease.ends <= self._clock.monotonic():
+        if self._lease is None or self._lease.ends <= self.clock.monotonic():
             return None
         return self._lease
 
     def hold(self, owner: str, life: float, term: int, highest: int) -> Standing:
         """As `lead.lua`."""
         self.answer()
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         held = self.held()
         if held is None or (held.owner == owner and held.leader.term != term):
             last = 0 if self._lease is None else self._lease.leader.term
-            wall = self._clock.now().timestamp()
+            wall = self.clock.now().timestamp()
             number = max(last + 1, highest + 1, round(wall * 1000))
             held = self._lease = _Lease(owner, Leader(owner, number, wall), now + life)
         elif held.owner == owner:
