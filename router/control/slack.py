@@ -30,15 +30,27 @@ cluster's instances may be at work on others' prompts, unless it has but one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from router.domain.units import Seconds
 
 
 @dataclass(frozen=True, slots=True)
+class Promise:
+    """When a first token is in time: within `factor` times its unloaded time, or within `least`."""
+
+    factor: float = 2.0
+    least: Seconds = 2.0
+
+    def within(self, unloaded: Seconds) -> Seconds:
+        """Return the latest TTFT that is in time."""
+        return max(self.factor * unloaded, self.least)
+
+
+@dataclass(frozen=True, slots=True)
 class SlackRules:
-    """How long is too long, and what stealing may cost.
+    """How long is too long, what stealing may cost, and what is promised.
 
     `aging` trades goodput for the tail: at 15 s the P99 of the case study under load is at most 1.3
     times the paper's rule's, for all but a few percent of the goodput of a free tail. `stretch`: an
@@ -49,6 +61,7 @@ class SlackRules:
     aging: Seconds = 15.0
     stretch: float = 3.0
     queue_size: int = 1024
+    promise: Promise = Promise()
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -74,6 +87,29 @@ class Server:
 Finish = Callable[[Pending], Seconds | None]
 """How long from now an instance would take to have a prompt's KV at its decode instance; None where
 it cannot take it now."""
+
+
+class Guests:
+    """Which instances were last given a prompt of another lane (see Protection)."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Guests at {sorted(self._names)}>"
+
+    def may_steal(self, cluster: Sequence[str], is_busy: Callable[[str], bool]) -> bool:
+        """Tell whether one more of a cluster's prefill instances may work for other lanes."""
+        at_work = sum(name in self._names and is_busy(name) for name in cluster)
+        return at_work < max(1, len(cluster) - 1)
+
+    def note(self, server: Server, lane: str) -> bool:
+        """Note whose prompt an instance was given; return whether it is another lane's."""
+        if lane in (server.instance, server.cluster):
+            self._names.discard(server.instance)
+            return False
+        self._names.add(server.instance)
+        return True
 
 
 class SlackQueue:

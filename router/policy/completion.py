@@ -13,6 +13,7 @@ from typing import Final
 
 from router.domain.decision import InstanceView, LinkView, Reason
 from router.domain.units import Bytes, Seconds, Tokens
+from router.policy.gates import link_carries
 from router.policy.select import expected_seconds
 
 PRIOR_WEIGHT: Final = 0.5
@@ -34,6 +35,18 @@ def arrive_seconds(candidate: InstanceView, link: LinkView, handoff: Bytes | Non
     if link.rate <= 0:
         return float("inf")
     return max(computed, (link.booked + handoff) / link.rate)
+
+
+def arrive_if_begun(work: Seconds, link: LinkView, handoff: Bytes | None) -> Seconds | None:
+    """Return when a prompt's KV would be at its decode instance if its prefill began now.
+
+    None where the link cannot take it now.
+    """
+    if not link_carries(link, handoff):
+        return None
+    if link.rate is None or handoff is None:
+        return work
+    return max(work, (link.booked + handoff) / link.rate) if link.rate > 0 else None
 
 
 def correct_side(

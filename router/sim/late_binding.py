@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from router.control.slack import Pending, Server, SlackQueue, SlackRules
+from router.control.slack import Guests, Pending, Server, SlackQueue, SlackRules
 from router.domain.decision import Decision, NoRoute
 from router.domain.units import Seconds
-from router.policy.gates import link_carries
+from router.policy.berths import choose_lane
+from router.policy.completion import arrive_if_begun
 from router.policy.route import decide, decide_bound
 from router.sim.instances import Instance, Pool
-from router.sim.statistics import promise
 from router.sim.system import Job, System
-
-HOLDS_A_GOOD_PART = 1.5
-"""A prompt waits for the instance that holds its prefix where that saves a third of its prefill."""
 
 
 class LateBinding:
@@ -24,7 +21,7 @@ class LateBinding:
         self._system = system
         self._queue = SlackQueue(rules)
         self._jobs: dict[int, Job] = {}
-        self._guests: set[str] = set()
+        self._guests = Guests()
 
     def __repr__(self) -> str:
         return f"<LateBinding {self._queue!r}>"
@@ -37,7 +34,7 @@ class LateBinding:
         lane, work = self._choose_lane(job, decision)
         arrived = job.demand.at
         self._jobs[job.number] = job
-        deadline = arrived + promise(job.unloaded)
+        deadline = arrived + self._queue.rules.promise.within(job.unloaded)
         self._queue.join(Pending(job.number, arrived, deadline, work, lane))
         return True
 
@@ -60,12 +57,11 @@ class LateBinding:
                     yield job, decision
 
     def _pick(self, pool: Pool[Job], instance: Instance[Job], now: Seconds) -> Job | None:
-        busy = sum(each.name in self._guests and each.free_at > now for each in pool.prefills)
-        server = Server(
-            instance.name,
-            pool.spec.name,
-            may_steal=busy < max(1, len(pool.prefills) - 1),
+        may_steal = self._guests.may_steal(
+            [each.name for each in pool.prefills],
+            lambda name: self._system.named[name].free_at > now,
         )
+        server = Server(instance.name, pool.spec.name, may_steal=may_steal)
 
         def finish(pending: Pending) -> Seconds | None:
             return self._finish_seconds(self._jobs[pending.number], instance, now)
@@ -73,10 +69,7 @@ class LateBinding:
         pending = self._queue.pick(now, server, finish, self._closed(now))
         if pending is None:
             return None
-        if pending.lane in (instance.name, pool.spec.name):
-            self._guests.discard(instance.name)
-        else:
-            self._guests.add(instance.name)
+        self._guests.note(server, pending.lane)
         return self._jobs.pop(pending.number)
 
     def _choose_lane(self, job: Job, decision: Decision) -> tuple[str, Seconds]:
@@ -85,12 +78,9 @@ class LateBinding:
         if decision.uncached_tokens > decision.threshold and decision.link is not None:
             pool = self._system.pool_named(self._system.wire_named(decision.link.name).spec.source)
         whole = self._system.prefill_seconds(job, pool, job.demand.total)
-        holder, work = pool.spec.name, whole
-        for each in pool.prefills if job.demand.blocks else ():
-            seconds = self._work(job, each)
-            if seconds * HOLDS_A_GOOD_PART < whole and seconds < work:
-                holder, work = each.name, seconds
-        return holder, work
+        holders = pool.prefills if job.demand.blocks else ()
+        works = ((each.name, self._work(job, each)) for each in holders)
+        return choose_lane(pool.spec.name, whole, works)
 
     def _work(self, job: Job, instance: Instance[Job]) -> Seconds:
         demand = job.demand
@@ -104,9 +94,7 @@ class LateBinding:
         if wire is None:
             return work + job.kv_bytes / self._system.plant.fabric
         view = wire.view(now, self._system.plant.rule.link_budget)
-        if not link_carries(view, job.kv_bytes) or not view.rate:
-            return None
-        return max(work, (view.booked + job.kv_bytes) / view.rate)
+        return arrive_if_begun(work, view, job.kv_bytes)
 
     def _closed(self, now: Seconds) -> set[str]:
         """Return the lanes that nobody serves now."""

@@ -12,13 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from statistics import NormalDist, fmean, stdev
 
+from router.control.slack import Promise
 from router.domain.errors import RouterError
 from router.domain.units import Seconds
 from router.sim.records import Outcome, Record
-
-PROMISED_FACTOR = 2.0
-PROMISED_SECONDS: Seconds = 2.0
-"""A first token is in time within twice its unloaded time, or within two seconds."""
 
 _SMALL_SAMPLE_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 """Student's two-sided 95 % quantiles where the expansion in 1 / n is too coarse."""
@@ -30,7 +27,7 @@ class StatisticsFault(RouterError):
 
 def promise(unloaded: Seconds) -> Seconds:
     """Return the latest TTFT that is in time."""
-    return max(PROMISED_FACTOR * unloaded, PROMISED_SECONDS)
+    return Promise().within(unloaded)
 
 
 @dataclass(frozen=True, slots=True)
