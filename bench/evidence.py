@@ -41,6 +41,7 @@ engines. The scenarios are files in `examples/scenarios/simulated`; `prfaas simu
 - `paper` is the static rule at t = 19.4K, `tuned` the same with t by the exact form, solved again
   when a link changes; `total` compares a prompt's total instead of its uncached tokens with that
   t; `expected` and `slack` are values of `scheduler.policy`, with the tuned t as prior.
+  The gateway binds as `slack` does here: `tests/property/test_slack_oracle.py` compares them.
 - Goodput counts requests whose first token comes within max(2 x unloaded, 2 s), unloaded as the
   tuned rule would serve them in an empty system. TTFT in seconds; rejected requests take for ever.
 - {seeds} seeds of {requests:,} requests each, every contestant on the same ones; the first tenth

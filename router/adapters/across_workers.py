@@ -15,6 +15,7 @@ ACROSS: Final[Mapping[str, Callable[[float, float], float]]] = MappingProxyType(
         "prfaas_link_inflight_bytes": lambda one, other: one + other,
         "prfaas_instance_inflight": lambda one, other: one + other,
         "prfaas_queue_depth": lambda one, other: one + other,
+        "prfaas_prefill_queue_depth": lambda one, other: one + other,
         # Every worker looks at the same thing: where they differ, the worse news counts.
         "prfaas_link_up": min,
         "prfaas_link_available_bytes_per_second": min,

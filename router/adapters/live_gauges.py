@@ -20,6 +20,7 @@ from router.domain.topology import ClusterKind
 from router.ports import Clock
 from router.service.admission import Admission
 from router.service.fleet import Fleet
+from router.service.late_binding import LateBinding
 from router.service.leadership import Leadership
 from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
@@ -38,6 +39,7 @@ class LiveState:
     catalog: ModelCatalog
     clock: Clock
     admission: Admission
+    binding: LateBinding
     tenants: TenantBook
     lengths: OperatingLengths
     leadership: Leadership
@@ -58,9 +60,20 @@ class LiveGauges:
         yield from self._thresholds()
         yield from self._model.collect()
         yield from self._queue()
+        yield self._prefill_queue()
         yield from self._controller()
         up = float(self._store_is_up())
         yield GaugeMetricFamily("prfaas_store_up", "Whether the store answers", value=up)
+
+    def _prefill_queue(self) -> Metric:
+        gauge = GaugeMetricFamily(
+            "prfaas_prefill_queue_depth",
+            "Under policy slack, prompts that wait for a prefill instance, by whose lane it is",
+            labels=["cluster"],
+        )
+        for cluster, depth in self._live.binding.depths().items():
+            gauge.add_metric([cluster], depth)
+        return gauge
 
     def _links(self) -> Iterator[Metric]:
         def gauge(name: str, what: str) -> GaugeMetricFamily:

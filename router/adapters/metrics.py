@@ -26,6 +26,7 @@ from router.domain.topology import Instance
 from router.domain.units import Bytes, Seconds
 from router.service.config_record import ReloadOutcome
 from router.service.decisions import DecisionRecord
+from router.service.late_binding import BindingOutcome
 from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, Usage
 
 _TOKEN_BUCKETS = tuple(float(1 << power) for power in range(7, 19))
@@ -109,6 +110,12 @@ class PrometheusMetrics:
             _QUEUE_BUCKETS,
             ("tenant",),
         )
+        self._bound = histogram(
+            "prefill_queue_seconds",
+            "Under policy slack, from waiting for a prefill instance to the end of the wait",
+            _QUEUE_BUCKETS,
+            ("outcome",),
+        )
         self._truth = counter(
             "index_truth_total",
             "Beliefs compared with what the engine reported; over: believed more than was there,"
@@ -141,6 +148,8 @@ class PrometheusMetrics:
             self._reloads.labels(reload)
         for outcome in KvOutcome:
             self._kv_bytes.labels(outcome)
+        for wait in BindingOutcome:
+            self._bound.labels(wait)
         for fallback in Fallback:
             self._fallbacks.labels(fallback)
 
@@ -164,6 +173,10 @@ class PrometheusMetrics:
     def waited(self, tenant: str, elapsed: Seconds) -> None:
         """Time a wait for a decode slot."""
         self._queued.labels(tenant).observe(elapsed)
+
+    def bound(self, outcome: BindingOutcome, elapsed: Seconds) -> None:
+        """Time a wait for a prefill instance."""
+        self._bound.labels(outcome).observe(elapsed)
 
     # -- the relay ---------------------------------------------------------------------------
 

@@ -84,6 +84,7 @@ def build_routing(core: Core) -> Routing:
             for model in core.catalog.models
         },
         pools=core.pools,
+        binding=core.binding,
     )
 
 
@@ -197,6 +198,7 @@ def _admin_room(
             catalog=core.catalog,
             index=core.index,
             admission=core.admission,
+            binding=core.binding,
             tenants=core.tenants,
             pools=core.pools,
             clock=core.clock,

@@ -15,7 +15,7 @@ from router.adapters.engine_http import HttpEngineClient
 from router.adapters.live_gauges import LiveState
 from router.adapters.metrics import PrometheusMetrics
 from router.adapters.siblings import Seat
-from router.adapters.store.slots import RedisShares
+from router.adapters.store.slots import LEASE_SECONDS, RedisShares
 from router.adapters.workers import Workers
 from router.compose.models import (
     CompositionError,
@@ -29,6 +29,7 @@ from router.compose.tokenizers import Tokenizers, load_tokenizers, renew_tokeniz
 from router.control.admission import AdmissionRules
 from router.control.health import BreakerRules, ProbeRules
 from router.control.links import BandwidthMode, RegimeBounds
+from router.control.slack import Promise, SlackRules
 from router.control.thresholds import StepRules
 from router.domain.decision import Rule
 from router.domain.errors import NotFound
@@ -41,12 +42,14 @@ from router.service.decisions import DecisionLog
 from router.service.deployments import LiveDeployments
 from router.service.fleet import Fleet, FleetRules
 from router.service.foresight import Foresight
+from router.service.late_binding import BindingRules, LateBinding
 from router.service.leadership import Leadership
 from router.service.lengths import OperatingLengths
 from router.service.limits import LimitLedger
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog
 from router.service.operator import Operator, ThresholdRules
+from router.service.places import PrefillPlaces
 from router.service.pools import PoolBook, PrefixPool
 from router.service.slot_shares import SharedSlots
 from router.service.solved_book import SolvedBook
@@ -99,6 +102,8 @@ class Core:
     tenants: TenantBook
     admission: Admission
     slots: SharedSlots | None
+    binding: LateBinding
+    places: SharedSlots | None
     log: DecisionLog
     engines: HttpEngineClient
     tokenizers: Tokenizers
@@ -117,7 +122,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
     engines = HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance)
     store = open_store(settings, clock, metrics)
     index = _foresee(store.index, foresight)
-    slots = _share_slots(store, fleet)
+    slots, places = _share_slots(store, fleet), _share_places(store, fleet)
     config = ConfigRecord(fingerprint_of(loaded), clock)
     log = DecisionLog(settings.admin.decision_log_size)
     lengths = OperatingLengths()
@@ -182,6 +187,20 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
             timeout=settings.admission.queue_timeout_seconds,
         ),
         slots=slots,
+        binding=LateBinding(
+            fleet,
+            links,
+            PrefillPlaces(
+                fleet,
+                places or OwnSlots(fleet),
+                concurrency=settings.scheduler.slack.prefill_concurrency,
+            ),
+            clock=clock,
+            hook=metrics,
+            rules=_binding_rules(settings),
+            is_on=lambda: operator.policy is Rule.SLACK,
+        ),
+        places=places,
         log=log,
         engines=engines,
         pools=PoolBook(fleet, build_pools(settings, engines, clock)),
@@ -251,6 +270,7 @@ def put_in_force(core: Core, topology: Topology) -> None:
         timeout=settings.admission.queue_timeout_seconds,
     )
     core.log.resize(settings.admin.decision_log_size)
+    core.binding.reconfigure(_binding_rules(settings))
     watch(core)
 
 
@@ -264,6 +284,7 @@ def watch(core: Core) -> None:
             core.catalog,
             core.clock,
             core.admission,
+            core.binding,
             core.tenants,
             core.lengths,
             core.leadership,
@@ -297,8 +318,17 @@ def _share_slots(store: Store, fleet: Fleet) -> SharedSlots | None:
     if store.common is None:
         return None
     common = store.common
-    shares = RedisShares(common.store, common.keys, common.owner)
+    shares = RedisShares(common.store, common.keys.slots, common.owner)
     return SharedSlots(fleet, shares, me=common.owner)
+
+
+def _share_places(store: Store, fleet: Fleet) -> SharedSlots | None:
+    """Return how prefill instances' time is shared, where there are others to share it with."""
+    if store.common is None:
+        return None
+    common = store.common
+    shares = RedisShares(common.store, common.keys.places, common.owner)
+    return SharedSlots(fleet, shares, me=common.owner, alone_after=LEASE_SECONDS)
 
 
 def _decode_slots(catalog: ModelCatalog) -> Mapping[str, int | None]:
@@ -309,6 +339,20 @@ def _admission_rules(settings: Settings) -> AdmissionRules:
     admission = settings.admission
     # Half of the time for priorities, half for everybody: nobody times out for them alone.
     return AdmissionRules(admission.queue_size, patience=admission.queue_timeout_seconds / 2)
+
+
+def _binding_rules(settings: Settings) -> BindingRules:
+    slack = settings.scheduler.slack
+    return BindingRules(
+        slack=SlackRules(
+            aging=slack.aging_seconds,
+            stretch=slack.stretch,
+            queue_size=slack.queue_size,
+            promise=Promise(slack.promise_factor, slack.promise_seconds),
+        ),
+        concurrency=slack.prefill_concurrency,
+        timeout=settings.admission.queue_timeout_seconds,
+    )
 
 
 def _build_foresight(settings: Settings, fleet: Fleet, clock: SystemClock) -> Foresight:

@@ -200,6 +200,7 @@ class Gateway:
                 self.core.leadership.run,
                 self.core.thresholds.run,
                 self.core.truth.run,
+                self.core.binding.run,
                 self._improve_tokenizers,
             ]
             if self.core.store.common is not None:
@@ -207,6 +208,9 @@ class Gateway:
             if self.core.slots is not None:
                 stack.push_async_callback(self.core.slots.leave)
                 runs.append(partial(self.core.slots.run, self.core.admission))
+            if self.core.places is not None:
+                stack.push_async_callback(self.core.places.leave)
+                runs.append(partial(self.core.places.run, self.core.binding))
             if self.peers is not None:
                 stack.push_async_callback(self.peers.leave)
                 runs.append(self.peers.run)
@@ -287,6 +291,7 @@ def _build_peers(core: Core) -> Peers | None:
 def _build_orders(core: Core, membership: Membership) -> OrderBook:
     async def follow(orders: Orders) -> None:
         core.operator.follow(orders)
+        core.binding.follow()
         core.links.follow(orders.links)
         await membership.follow(orders)
 

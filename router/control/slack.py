@@ -132,6 +132,11 @@ class SlackQueue:
             yield from lane
 
     @property
+    def lanes(self) -> Collection[str]:
+        """The lanes in which somebody waits."""
+        return self._lanes.keys()
+
+    @property
     def is_full(self) -> bool:
         """Whether nobody else may join."""
         return self._size >= self.rules.queue_size
@@ -151,6 +156,13 @@ class SlackQueue:
             del self._lanes[pending.lane]
         self._size -= 1
         return True
+
+    def drain(self, now: Seconds) -> list[Pending]:
+        """Take out all, in the order in which instances of their own lanes would take them."""
+        waiting = sorted(self, key=lambda each: self._turn(now, each, each.work))
+        self._lanes.clear()
+        self._size = 0
+        return waiting
 
     def pick(
         self, now: Seconds, server: Server, finish: Finish, closed: Collection[str] = ()

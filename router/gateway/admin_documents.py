@@ -66,6 +66,7 @@ class DecisionDocument(BaseModel):
     prefix_transfer: PrefixTransferDocument | None
     link: LinkUseDocument | None
     kv_bytes: int | None
+    queue_seconds: float
 
 
 class DecisionList(BaseModel):

@@ -136,7 +136,8 @@ def decide_bound(snapshot: Snapshot, bound: str) -> Decision | NoRoute:
         return NoRoute(snapshot.request.model)
     shown = without(snapshot, _rivals(snapshot, bound))
     home = _look_around(shown, _named(shown, cluster.name))
-    offers = _examine_all(shown, home)
+    every = _examine_all(shown, home)
+    offers = [offer for offer in every if offer.pair.threshold.mode is not ThresholdMode.OFF]
     for offer in offers:
         if offer.candidate is not None and offer.candidate.name == bound:
             above = offer.uncached > offer.pair.threshold.tokens
@@ -144,6 +145,8 @@ def decide_bound(snapshot: Snapshot, bound: str) -> Decision | NoRoute:
             return _remote(shown, home, offer, reason)
     if home.candidate is None or home.candidate.name != bound:
         return decide(snapshot)
+    if _is_off(shown, every):
+        return _local(shown, home, Reason.DISABLED, _nearest(every))
     reported = _nearest(offers)
     if reported is None:
         return _local(shown, home, _reason_without_pairs(shown, home), None)

@@ -11,18 +11,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.domain.decision import Decision, LinkView, Placement, Reason, Route, Snapshot
+from router.domain.units import Seconds
 
 Document = dict[str, object]
 """A JSON object, ready to be serialised."""
 
 
 class DecisionRecord(Struct, frozen=True, gc=False):
-    """One decision with what it was made from; the snapshot allows to replay it."""
+    """One decision with what it was made from; the snapshot allows to replay it.
+
+    `waited` is how long the request waited at the gateway before it was decided.
+    """
 
     request_id: str
     at: datetime
     snapshot: Snapshot
     decision: Decision
+    waited: Seconds = 0.0
 
     @property
     def cursor(self) -> Cursor:
@@ -54,6 +59,7 @@ class DecisionRecord(Struct, frozen=True, gc=False):
             "prefix_transfer": _transfer(decision),
             "link": _link(decision.link),
             "kv_bytes": decision.kv_bytes,
+            "queue_seconds": self.waited,
         }
 
 

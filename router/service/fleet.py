@@ -154,6 +154,7 @@ class Fleet:
         self._clock = clock
         self.rules = rules or FleetRules()
         self._watchers: list[Callable[[], None]] = []
+        self._prefill_watchers: list[Callable[[str], None]] = []
         self._generation = 0
         self._places: dict[tuple[str, str], tuple[Member, ...]] = {}
         self._decoders: dict[str, tuple[Member, ...]] = {}
@@ -172,6 +173,15 @@ class Fleet:
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call `watcher` after each change of who is there, lives, or is told to be busy."""
         self._watchers.append(watcher)
+
+    def watch_prefills(self, watcher: Callable[[str], None]) -> None:
+        """Call `watcher` with the instance's name after each end of a prefill of ours."""
+        self._prefill_watchers.append(watcher)
+
+    def prefill_ended(self, name: str) -> None:
+        """Tell who watches that an instance has a prefill less."""
+        for watcher in self._prefill_watchers:
+            watcher(name)
 
     def _changed(self) -> None:
         for watcher in self._watchers:
@@ -499,6 +509,7 @@ class _PrefillCounted:
         left = sum([other.expected for other in member.prefills])
         member.busy_until = self._fleet.now() + left
         member.breaker = step_abandoned(member.breaker)
+        self._fleet.prefill_ended(member.instance.name)
 
 
 class _DecodeDue:

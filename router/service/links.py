@@ -47,6 +47,15 @@ class LinkBoard:
         self._configured_mode = mode
         self._reported: dict[str, Telemetry] = {}
         self._views: dict[str, tuple[LinkState, LinkView]] = {}
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Call `watcher` when a link may carry more: bytes came back, or telemetry came."""
+        self._watchers.append(watcher)
+
+    def _freed(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     @property
     def states(self) -> Iterable[LinkState]:
@@ -108,7 +117,9 @@ class LinkBoard:
         if last is not None and telemetry.observed_at < last.observed_at:
             return self.state(name)
         now = self._clock.monotonic()
-        return self._change(name, lambda state: report(state, telemetry, now, self._bounds))
+        after = self._change(name, lambda state: report(state, telemetry, now, self._bounds))
+        self._freed()
+        return after
 
     def set_health(self, name: str, health: LinkHealth) -> LinkState:
         """Take a link up or down, or believe the telemetry again."""
@@ -148,6 +159,7 @@ class LinkBoard:
         """Give back bytes; bookings call this, once each."""
         if name in self._states:
             self._change(name, lambda state: release(state, size))
+            self._freed()
 
     def reconfigure(
         self, links: Iterable[Link], *, bounds: RegimeBounds, budget: Seconds, mode: BandwidthMode

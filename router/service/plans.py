@@ -73,7 +73,8 @@ class RequestLedger:
     def leg(
         self, leg: Leg, placement: Placement, compute_tokens: Tokens
     ) -> AbstractContextManager[None]:
-        """Count one call while the block runs."""
+        """Count one call while the block runs: what was bound for it counts from here as a leg."""
+        self._routed.visit.unbind()
         match leg:
             case Leg.PREFILL:
                 return self._prefill(placement, compute_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,14 +25,17 @@ from router.domain.decision import (
 )
 from router.domain.errors import NobodyAlive
 from router.domain.units import Seconds, Tokens
-from router.policy.route import decide, decide_local, without
+from router.policy.berths import Berths, find_berths
+from router.policy.route import decide, decide_bound, decide_local, without
 from router.ports import Clock
 from router.service.bodies import BodyKind, ClientBody
 from router.service.budgets import within
 from router.service.counting import Counted, PromptCounter, bound_tokens, estimate_tokens
 from router.service.decisions import DecisionLog, DecisionRecord
+from router.service.late_binding import LateBinding
 from router.service.lengths import OperatingLengths
 from router.service.models import NamedModel
+from router.service.places import Place
 from router.service.pools import PoolBook, raise_beliefs
 from router.service.snapshots import Beliefs, SnapshotBuilder, WhatIf
 from router.service.tenants import Tenant
@@ -84,6 +87,9 @@ class Sight(Struct, frozen=True, gc=False):
 
 
 _LATE = Sight(None, {}, {}, late=True)
+
+_SIGHT_AGES: Final[Seconds] = 0.1
+"""A wait for an instance after which the index is asked anew: events are about as old."""
 
 
 class Routed(Struct):
@@ -165,9 +171,11 @@ class Routing:
         rules: RoutingRules,
         truncation: Mapping[str, int],
         pools: PoolBook,
+        binding: LateBinding,
     ) -> None:
         """`truncation` is by model name: the tokens that the connector cuts off a prefill leg."""
         self._pools = pools
+        self._binding = binding
         self._counter = counter
         self._index = index
         self._builder = builder
@@ -187,7 +195,7 @@ class Routing:
         count = await self._count(ask)
         await visit.charge(count.counted.total)
         considered = await self._consider_admitted(ask, count, visit)
-        record = self._remember(ask.request_id, considered.snapshot, considered.decision)
+        record = self._remember(ask.request_id, considered, visit.waited)
         return Routed(ask, considered.snapshot.request, record, visit, considered.sight)
 
     async def _consider_admitted(self, ask: Ask, count: _Count, visit: Visit) -> _Considered:
@@ -205,14 +213,51 @@ class Routing:
                 return considered
 
     async def _look_and_decide(self, ask: Ask, count: _Count, visit: Visit) -> _Considered | None:
+        request = _view_request(ask, count.counted)
         sight = await self._believe_in_time(ask, count)
-        snapshot = self._build(ask, _view_request(ask, count.counted), sight.beliefs)
+        before = visit.waited
+        place = await self._wait_for_instance(ask, request, sight, visit)
+        if place is not None:
+            request = replace(request, home=place.home)
+        if visit.waited - before > _SIGHT_AGES:
+            sight = await self._look_again(ask, sight)
+        snapshot = self._build(ask, request, sight.beliefs)
         roomy = without(snapshot, visit.full(ask.named.model.name))
-        decision = _decide(roomy, late=sight.late)
+        if place is None:
+            decision = _decide(roomy, late=sight.late)
+        else:
+            decision = decide_bound(roomy, place.instance)
         if isinstance(decision, NoRoute):
+            visit.unbind()
             return None
+        if place is not None and not _is_at(decision, place):
+            visit.unbind()
         visit.settle(decision.decode.instance)
         return _Considered(sight, roomy, decision)
+
+    async def _wait_for_instance(
+        self, ask: Ask, request: RequestView, sight: Sight, visit: Visit
+    ) -> Place | None:
+        """Wait for an instance under the rule `slack`; None leaves the request to the rule.
+
+        Without profiles nobody can say how long a prefill takes, nor who can be in time.
+        """
+        model = ask.named.model
+        if (
+            sight.late
+            or ask.only is not None
+            or not request.disaggregable
+            or not self._builder.binds_late(model)
+        ):
+            return None
+
+        def look() -> Berths | None:
+            snapshot = self._build(ask, request, sight.beliefs)
+            return find_berths(
+                snapshot, lambda kind: model.prefill_seconds(kind, request.total_tokens)
+            )
+
+        return await visit.bind(self._binding, look)
 
     async def _consider(self, ask: Ask, count: _Count, what_if: WhatIf | None) -> _Considered:
         """Look up and decide, without a slot. Raises NobodyAlive."""
@@ -286,6 +331,7 @@ class Routing:
         self, routed: Routed, excluded: frozenset[str], reason: Reason | None
     ) -> Decision | NoRoute:
         visit, ask = routed.visit, routed.ask
+        visit.unbind()
         while True:
             routed.sight = await self._look_again(ask, routed.sight)
             alive = without(self._build(ask, routed.request, routed.sight.beliefs), excluded)
@@ -395,13 +441,16 @@ class Routing:
             excluded |= self._builder.all_but(ask.only)
         return Lane(ask.named.model.name, ask.home, excluded)
 
-    def _remember(self, request_id: str, snapshot: Snapshot, decision: Decision) -> DecisionRecord:
+    def _remember(
+        self, request_id: str, considered: _Considered, waited: Seconds
+    ) -> DecisionRecord:
+        snapshot, decision = considered.snapshot, considered.decision
         self._lengths.of(snapshot.request.model).note(
             uncached=decision.uncached_tokens,
             computed=decision.compute_uncached_tokens,
             offloaded=decision.route is Route.PRFAAS,
         )
-        record = DecisionRecord(request_id, self._clock.now(), snapshot, decision)
+        record = DecisionRecord(request_id, self._clock.now(), snapshot, decision, waited)
         self._log.add(record)
         self._hook.decided(record)
         return record
@@ -409,6 +458,10 @@ class Routing:
 
 def _decide(snapshot: Snapshot, *, late: bool) -> Decision | NoRoute:
     return decide_local(snapshot, Reason.DECISION_TIMEOUT) if late else decide(snapshot)
+
+
+def _is_at(decision: Decision, place: Place) -> bool:
+    return decision.prefill is not None and decision.prefill.instance == place.instance
 
 
 def _redecide(snapshot: Snapshot, reason: Reason | None) -> Decision | NoRoute:

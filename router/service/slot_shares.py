@@ -1,10 +1,10 @@
-"""Decode slots of instances that several gateways share: each hands out its share by itself.
+"""Slots of instances that several gateways share: each hands out its share by itself.
 
 Admission asks nobody: what may decode here is the process's share. Shares move in an exchange over
 the store, four times a second, at once where a request finds none free, and faster while one waits.
 The store's script grants what nobody has and never more (`router.control.shares` says what to ask
 for). A process that was killed loses its shares with their lease; while the store is away each
-keeps to the share that it had last.
+keeps to the share that it had last, or after a time to nobody's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
+from zlib import crc32
 
 from router.control.shares import Claim, aim, is_contended
 from router.domain.errors import StoreAway
@@ -99,7 +100,15 @@ class _Place:
 class SharedSlots:
     """A `SlotSource` over shares. Single-threaded: owned by one event loop."""
 
-    def __init__(self, fleet: Fleet, store: ShareStore, *, me: str) -> None:
+    def __init__(
+        self, fleet: Fleet, store: ShareStore, *, me: str, alone_after: Seconds | None = None
+    ) -> None:
+        """Without the store for `alone_after` a process counts as the only one; None: never.
+
+        Of a slot or two an instance a process may have no share, and nobody could give it one.
+        """
+        self._alone_after = alone_after
+        self._heard_at: Seconds = 0.0
         self._fleet = fleet
         self._store = store
         self._me = me
@@ -115,7 +124,7 @@ class SharedSlots:
     def room(self, member: Member, limit: int, held: int) -> int:
         """Return how many more of our requests may decode at an instance now.
 
-        Before the store was ever heard of this process counts as the only one.
+        Before the store is heard of this process counts as the only one.
         """
         if not self._heard:
             return limit - held - self._fleet.others_running(member)
@@ -149,18 +158,21 @@ class SharedSlots:
     async def exchange(self, claimant: Claimant) -> None:
         """Give back what is not needed, ask for what is, once."""
         needs = claimant.needs()
+        if not needs and not self._places:
+            return
         self._waiting = any(need.waiting for need in needs.values())
         self._places = {name: self._places.get(name, _Place()) for name in needs}
-        asked = {name: self._ask(self._places[name], need) for name, need in needs.items()}
+        asked = {name: self._ask(name, need) for name, need in needs.items()}
         try:
             self._turn, granted = await self._store.claim(asked)
         except StoreAway:
+            self._go_alone(claimant)
             return
-        self._heard = True
+        self._heard, self._heard_at = True, self._fleet.now()
         for name, grant in granted.items():
             place = self._places[name]
             place.share, place.others = grant.share, grant.others
-            self._strive(place, Claim(place.share, asked[name].demand), asked[name].total)
+            self._strive(name, Claim(place.share, asked[name].demand), asked[name].total)
         claimant.let_in()
 
     async def leave(self) -> None:
@@ -168,17 +180,27 @@ class SharedSlots:
         with suppress(StoreAway):
             await self._store.leave()
 
-    def _ask(self, place: _Place, need: Need) -> Asked:
+    def _go_alone(self, claimant: Claimant) -> None:
+        """Stop counting on what was heard long ago: all leases of then have ended."""
+        after = self._alone_after
+        if after is not None and self._heard and self._fleet.now() - self._heard_at > after:
+            self._heard = False
+            claimant.let_in()
+
+    def _ask(self, name: str, need: Need) -> Asked:
         """Return what to say; what is given back is not handed out from here on."""
+        place = self._places[name]
         total = max(0, need.limit - need.foreign)
         demand = need.held + need.waiting
-        target = self._strive(place, Claim(place.share, demand), total)
+        target = self._strive(name, Claim(place.share, demand), total)
         # Before the first answer nothing is ours but what runs.
         share = place.share if self._heard else need.held
         place.share = min(share, max(need.held, target))
         return Asked(total, place.share, max(place.share, target), demand)
 
-    def _strive(self, place: _Place, mine: Claim, total: int) -> int:
-        target = aim(total, self._me, mine, place.others, self._turn)
+    def _strive(self, name: str, mine: Claim, total: int) -> int:
+        """Return the share to strive for; what does not divide begins elsewhere each time."""
+        place = self._places[name]
+        target = aim(total, self._me, mine, place.others, self._turn + crc32(name.encode()))
         place.cap = target if is_contended(total, mine, place.others) else None
         return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
 from router.service.models import ServedModel
 from router.service.operator import Operator
+
+_LOG = logging.getLogger(__name__)
 
 Beliefs = Mapping[SourceId, CacheBelief]
 """What the index answered, by source; a source that is missing is unknown."""
@@ -98,6 +101,7 @@ class SnapshotBuilder:
         self._rules = rules
         self._lengths = lengths
         self._outline = _Outline(fleet)
+        self._warned: set[str] = set()
 
     def sources(self, model: ServedModel) -> Sequence[SourceId]:
         """Return every source that could hold the model's blocks, with events or without."""
@@ -135,6 +139,29 @@ class SnapshotBuilder:
         ]
         known = [each.tokens for each in thresholds if each.mode is not ThresholdMode.OFF]
         return min(known, default=_ANY_LENGTH)
+
+    def binds_late(self, model: ServedModel) -> bool:
+        """Tell whether prompts wait for an instance: the rule is `slack`, and all is profiled."""
+        if self._operator.policy is not Rule.SLACK:
+            return False
+        missing = self._unprofiled(model)
+        if missing and model.name not in self._warned:
+            self._warned.add(model.name)
+            _LOG.warning(
+                "policy slack: %s has no profile for %s: its prompts go by `paper`",
+                model.name,
+                ", ".join(missing),
+            )
+        return not missing
+
+    def _unprofiled(self, model: ServedModel) -> list[str]:
+        """Return the kinds of clusters that a model has instances in and no profile for."""
+        kinds = {
+            cluster.kind
+            for cluster in self._trace().clusters
+            if self._fleet.members_of(cluster.name, model.name)
+        }
+        return sorted(kinds - model.profiles.keys())
 
     def suppose_beliefs(self, cached: Mapping[str, Tokens | None]) -> Beliefs:
         """Return beliefs in which what is supposed of a cluster is true where it may prefill.

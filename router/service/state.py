@@ -15,6 +15,7 @@ from router.service.admission import Admission
 from router.service.config_record import ConfigRecord
 from router.service.decisions import Document
 from router.service.fleet import Fleet, Member
+from router.service.late_binding import LateBinding
 from router.service.leadership import Leadership
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog, ServedModel
@@ -39,6 +40,7 @@ class StateReport:
         index: MetadataIndex,
         pools: PoolBook,
         admission: Admission,
+        binding: LateBinding,
         tenants: TenantBook,
         clock: Clock,
         store: str,
@@ -65,6 +67,7 @@ class StateReport:
         self._index = index
         self._pools = pools
         self._admission = admission
+        self._binding = binding
         self._tenants = tenants
         self._clock = clock
         self._store = store
@@ -89,6 +92,7 @@ class StateReport:
             "thresholds": self.pair_thresholds(),
             "solved": self._describe_solved(),
             "queue": self._admission.describe(self._tenants.names),
+            "prefill_queue": self._binding.describe(),
             "overrides": [self.override(order) for order in self._operator.overrides],
             "index": {"sources": [source(report) for report in await self._index.describe()]},
             "pools": self.pools(),

@@ -1,4 +1,4 @@
-"""One client request's stay: what it holds of its tenant's limits and of the decode slots.
+"""One client request's stay: what it holds of its tenant's limits, of slots and of instances.
 
     async with visits.open(tenant) as visit:
         await visit.charge(tokens)          # 429
@@ -18,7 +18,9 @@ from router.control.limits import Standing, TenantLimits
 from router.domain.units import Seconds, Tokens
 from router.ports import Clock
 from router.service.admission import Admission, Slot
+from router.service.late_binding import LateBinding, Look
 from router.service.limits import LimitLedger, Verdict, refuse
+from router.service.places import Place
 from router.service.tenants import Tenant
 
 
@@ -47,6 +49,8 @@ class Visit:
         self._admission = visits.admission
         self._clock = visits.clock
         self._slot: Slot | None = None
+        self._place: Place | None = None
+        self._since = visits.clock.monotonic()
         self._entered = False
         self._hold: str | None = None
         self._waited: Seconds = 0.0
@@ -67,6 +71,7 @@ class Visit:
         trace: TracebackType | None,
     ) -> None:
         """Give everything back."""
+        self.unbind()
         if self._slot is not None:
             self._slot.release()
         if self._entered:
@@ -97,6 +102,30 @@ class Visit:
             )
         finally:
             self._waited = self._clock.monotonic() - since
+
+    @property
+    def waited(self) -> Seconds:
+        """How long it waited, for its slot and for an instance."""
+        return self._waited
+
+    async def bind(self, binding: LateBinding, look: Look) -> Place | None:
+        """Wait for an instance that is free to prefill it; None leaves it to the rule.
+
+        The place is held until the prefill has begun, or `unbind`. Raises Overloaded.
+        """
+        self.unbind()
+        began = self._clock.monotonic()
+        try:
+            self._place = await binding.bind(look, since=self._since, waited=self._waited)
+        finally:
+            self._waited += self._clock.monotonic() - began
+        return self._place
+
+    def unbind(self) -> None:
+        """Give the instance's time back: its prefill counts by itself now. Idempotent."""
+        if self._place is not None:
+            place, self._place = self._place, None
+            place.release()
 
     def full(self, model: str) -> frozenset[str]:
         """Return the instances that have no slot for this request: its own is none of them.

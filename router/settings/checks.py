@@ -249,13 +249,29 @@ def note_oddities(settings: Settings) -> Iterator[str]:
             yield f"no link leaves {cluster.name}: it will never be used"
     yield from note_idle_parts(settings)
     yield from _note_what_does_not_run(settings.scheduler)
+    if settings.scheduler.policy == "slack":
+        yield from _note_unprofiled(settings)
     if not settings.tenants and settings.server.host not in {"127.0.0.1", "::1", "localhost"}:
         yield f"no tenants: whoever reaches {settings.server.host}:{settings.server.port} is served"
 
 
+def _note_unprofiled(settings: Settings) -> Iterator[str]:
+    """Yield the models whose prompts cannot be ordered: nobody knows how long they take."""
+    for model in settings.models:
+        pools = {
+            cluster.kind
+            for cluster in settings.clusters
+            if any(each.model in (None, model.name) for each in cluster.instances)
+            if cluster.kind not in model.profiles
+        }
+        if pools:
+            yield (
+                f"scheduler.policy 'slack': {model.name} has no profile for"
+                f" {' and '.join(sorted(pools))}: its prompts go by `paper`"
+            )
+
+
 def _note_what_does_not_run(scheduler: SchedulerSettings) -> Iterator[str]:
     """Yield the settings of the rule and its loops that are read but not acted on."""
-    if scheduler.policy == "slack":
-        yield "scheduler.policy 'slack' is not there: requests go by `paper`"
     if scheduler.long_loop.actuator != "dry_run":
         yield f"long_loop.actuator {scheduler.long_loop.actuator!r} is not there: nothing converts"

@@ -89,6 +89,28 @@ class LongLoopSettings(Section):
     """What carries a conversion out. `dry_run` only proposes, the safe start."""
 
 
+class SlackSettings(Section):
+    """How prompts wait for a prefill instance under policy `slack`."""
+
+    prefill_concurrency: PositiveCount = 1
+    """Prompts that an instance is given at once, for each data-parallel rank. An engine computes
+    prompts one after the other, and what waits inside it cannot be put in order any more; two keep
+    an engine busy that is far away or batches short prompts."""
+    aging_seconds: PositiveDuration = 15
+    """Wait after which a prompt goes first. More of it is more goodput and a longer tail."""
+    stretch: Annotated[float, Field(ge=1)] = 3
+    """An instance that has nothing else to do takes a prompt that costs it up to so many times what
+    it would cost where it belongs. A PrfaaS instance of the paper is worth 2.7 to 2.9 at home."""
+    promise_factor: PositiveNumber = 2
+    """A first token is in time within so many times what it would take alone, or within
+    `promise_seconds` where that is longer. Prompts wait in the order of what is left of it."""
+    promise_seconds: PositiveDuration = 2
+    """Within so many seconds every first token is in time, however short the prompt."""
+    queue_size: PositiveCount = 1024
+    """Most prompts that wait for an instance; beyond it 503 with Retry-After. As many as
+    `admission.queue_size`, whose time-out bounds both waits together."""
+
+
 class SchedulerSettings(Section):
     """The per-request rule and its two control loops."""
 
@@ -99,7 +121,10 @@ class SchedulerSettings(Section):
     policy: Literal["paper", "expected", "slack"] = "paper"
     """The rule: `paper` compares with t; `expected` takes t as the prior, and leaves its side where
     the other one would be done sooner by half a prefill, which needs both pools' profiles; `slack`
-    lets prompts wait at the gateway in the order of their SLO's slack."""
+    lets prompts wait at the gateway in the order of their SLO's slack until an instance is free,
+    which needs profiles of all pools."""
+    slack: SlackSettings = SlackSettings()
+    """The queue of policy `slack`."""
     on_unknown_metadata: UnknownMetadata = UnknownMetadata.TOTAL
     """Where nobody knows what is cached: `total` takes it for nothing, `local` stays local."""
     remote_queue_limit: PositiveCount = 16

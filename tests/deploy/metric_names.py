@@ -9,6 +9,7 @@ from kvmeta.types import SourceState
 from router.domain.decision import Reason, Regime, Route
 from router.domain.topology import Role
 from router.service.config_record import ReloadOutcome
+from router.service.late_binding import BindingOutcome
 from router.service.relay_ports import FailureKind, Fallback, KvOutcome
 
 PREFIX = "prfaas_"
@@ -38,6 +39,8 @@ LABELS: dict[str, frozenset[str]] = {
         "instance_transitions_total": "instance role",
         "queue_depth": "tenant",
         "queue_seconds": "tenant",
+        "prefill_queue_depth": "cluster",
+        "prefill_queue_seconds": "outcome",
         "stage_capacity_requests_per_second": "stage",
         "balance_residual_ratio": "equation",
         "offload_share_ratio": "kind",
@@ -66,6 +69,7 @@ HISTOGRAMS = frozenset(
     {
         "uncached_tokens",
         "queue_seconds",
+        "prefill_queue_seconds",
         "time_to_first_token_seconds",
         "time_per_output_token_seconds",
         "request_duration_seconds",
@@ -77,6 +81,7 @@ VALUES: dict[tuple[str, str], Iterable[str]] = {
     ("requests_total", "route"): Route,
     ("requests_total", "reason"): Reason,
     ("requests_total", "code"): ("200", "429", "502", "503", "504"),
+    ("prefill_queue_seconds", "outcome"): BindingOutcome,
     ("decisions_total", "route"): Route,
     ("decisions_total", "reason"): Reason,
     ("decisions_total", "regime"): Regime,

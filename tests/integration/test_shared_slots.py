@@ -44,7 +44,7 @@ class Gateway:
         self.fleet = Fleet([Cluster("east", ClusterKind.PD)], instances, clock=FakeClock())
         for instance in instances:
             self.fleet.record_probe(instance.name, ok=True)
-        shares = RedisShares(peer.store, StoreKeys(), peer.name, lease=lease)
+        shares = RedisShares(peer.store, StoreKeys().slots, peer.name, lease=lease)
         self.peer = peer
         self.slots = SharedSlots(self.fleet, shares, me=peer.name)
         self.admission = Admission(

@@ -127,15 +127,22 @@ def test_one_address_may_serve_two_models(tmp_path: Path) -> None:
 
 def test_what_is_read_but_not_acted_on_is_noted() -> None:
     """Nobody believes in a policy or an actuator that does nothing."""
-    asked = {
-        "PRFAAS_SCHEDULER__POLICY": "slack",
-        "PRFAAS_SCHEDULER__LONG_LOOP__ACTUATOR": "kubernetes",
-    }
+    asked = {"PRFAAS_SCHEDULER__LONG_LOOP__ACTUATOR": "kubernetes"}
     assert list(note_oddities(load_settings(EXAMPLE, {}))) == []
     assert list(note_oddities(load_settings(EXAMPLE, asked))) == [
-        "scheduler.policy 'slack' is not there: requests go by `paper`",
         "long_loop.actuator 'kubernetes' is not there: nothing converts",
     ]
+
+
+def test_a_rule_that_needs_profiles_asks_for_them(tmp_path: Path) -> None:
+    """Under `slack` a model without one for a pool goes by `paper`, and that is noted."""
+    slack = {"PRFAAS_SCHEDULER__POLICY": "slack"}
+    assert list(note_oddities(load_settings(EXAMPLE, slack))) == []
+    path = write_configuration(tmp_path)
+    assert (
+        "scheduler.policy 'slack': m has no profile for prfaas: its prompts go by `paper`"
+        in list(note_oddities(load_settings(path, slack)))
+    )
 
 
 def test_the_real_command_exits_2_without_a_traceback(tmp_path: Path) -> None:

@@ -58,6 +58,11 @@ class StoreKeys:
         """Hash: process -> its claims on instances' decode slots, as JSON."""
         return self._of("{fleet}:slots")
 
+    @property
+    def places(self) -> str:
+        """Hash: process -> its claims on instances' places for a prefill, as JSON."""
+        return self._of("{fleet}:places")
+
     # -- one a stored response
 
     def response(self, tenant: str, response_id: str) -> str:

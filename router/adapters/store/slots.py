@@ -1,4 +1,4 @@
-"""Shares of decode slots in Redis: one hash of claims, compared and granted in one step."""
+"""Shares of instances' slots in Redis: one hash of claims, compared and granted in one step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from router.adapters.store.connection import Argument, SharedStore, load_script
-from router.adapters.store.keys import StoreKeys
 from router.control.shares import Claim
 from router.domain.units import Seconds
 from router.service.slot_shares import Asked, Granted
@@ -34,10 +33,11 @@ class RedisShares:
     """A `ShareStore` that processes share. Calls are numbered, so one that comes late is void."""
 
     def __init__(
-        self, store: SharedStore, keys: StoreKeys, owner: str, *, lease: Seconds = LEASE_SECONDS
+        self, store: SharedStore, key: str, owner: str, *, lease: Seconds = LEASE_SECONDS
     ) -> None:
+        """`key` is where the claims are: `StoreKeys.slots` or `StoreKeys.places`."""
         self._store = store
-        self._keys = keys
+        self._key = key
         self._owner = owner
         self._lease = lease
         self._calls = itertools.count(1)
@@ -56,7 +56,7 @@ class RedisShares:
         values: list[Argument] = [self._owner, round(lease * 1000), next(self._calls)]
         for name, each in asked.items():
             values += [name, each.total, each.have, each.ask, each.demand]
-        turn, text = await self._store.run(_SLOTS, [self._keys.slots], values)
+        turn, text = await self._store.run(_SLOTS, [self._key], values)
         granted = {
             name: Granted(
                 grant.share, {process: Claim(*claim) for process, claim in grant.others.items()}
