@@ -18,7 +18,7 @@ import itertools
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,14 @@ from router.gateway.dispatch import Application
 from router.settings import load
 from router.sim.engines.asgi import Listener
 from router.sim.engines.cluster import EngineHost, RunningCluster, serve_cluster
-from router.sim.engines.specs import CacheSpec, ClusterSpec, EngineSpec, GroupSpec, LinkSpec
+from router.sim.engines.specs import (
+    CacheSpec,
+    ClusterSpec,
+    EngineProfile,
+    EngineSpec,
+    GroupSpec,
+    LinkSpec,
+)
 from tests.fakes.live_engines import LiveEngine
 from tests.fakes.standins import AffineProfile, shipped_tokenizer
 
@@ -327,16 +334,22 @@ async def standin_system(
     names: str = "p0 d0 f0",
     time_scale: float = 100.0,
     auto_events: bool = False,
+    profile_of: Callable[[str], EngineProfile] = lambda _: AffineProfile(),
+    gbps: float = 1.0,
     **changes: object,
 ) -> AsyncIterator[System]:
     """A gateway over stand-in engines with real caches, KV events and hand-offs.
 
-    `groups` are the KV groups of the model; with `auto_events` the gateway asks the engines where
+    `groups` are the KV groups of the model, `profile_of` tells how fast an engine is by its name,
+    `gbps` is what the link carries; with `auto_events` the gateway asks the engines where
     they publish. When it begins every source of events is synced.
     """
     roles = {"p": Role.PREFILL, "d": Role.DECODE, "f": Role.PREFILL, "b": Role.BOTH}
-    specs = [standin(name, roles[name[0]], groups) for name in names.split()]
-    links = (LinkSpec("west-east", "east", 1.0),)
+    specs = [
+        replace(standin(name, roles[name[0]], groups), profile=profile_of(name))
+        for name in names.split()
+    ]
+    links = (LinkSpec("west-east", "east", gbps),)
     east = ClusterSpec(
         "east",
         tuple(spec for spec in specs if spec.name[0] != "f"),
