@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -158,6 +165,16 @@ class EngineResponse(Protocol):
 
     async def read(self) -> bytes:
         """Read the rest of the body whole. Raises as `chunks`."""
+        ...
+
+    async def pour(
+        self, take: Callable[[bytes], bool], drain: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Give `take` the rest of the body as it arrives, in the turn in which it does.
+
+        Where it answers False no more is given until `drain` has returned, and the engine is held
+        back. `take` must not raise. Raises as `chunks`.
+        """
         ...
 
     async def aclose(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from router.adapters.alarms import Alarm
@@ -30,11 +30,13 @@ class Exchange:
         "_headers",
         "_idle_timeout",
         "_instance",
+        "_is_full",
         "_limit",
         "_loop",
         "_pieces",
         "_resume",
         "_silence",
+        "_sink",
         "_waiter",
         "begun",
         "complete",
@@ -65,6 +67,8 @@ class Exchange:
         self._buffered = 0
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
+        self._is_full = False
 
     @property
     def headers(self) -> Headers:
@@ -95,6 +99,26 @@ class Exchange:
     async def read(self) -> bytes:
         """Read the rest of the body whole. Raises as `chunks`."""
         return b"".join([piece async for piece in self])
+
+    async def pour(
+        self, take: Callable[[bytes], bool], drain: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Give `take` the rest of the body as it arrives (see `router.ports.EngineResponse`)."""
+        try:
+            while self._pieces or not self.complete:
+                if self._pieces:
+                    self._is_full = not take(self._take())
+                if self._is_full:
+                    await drain()
+                    self._is_full = False
+                elif not self.complete:
+                    self._sink = take
+                    await self._wait(self._idle_timeout)
+        except BaseException:
+            self.cut()
+            raise
+        finally:
+            self._sink = None
 
     async def aclose(self) -> None:
         """Cut the connection when the body was not received to its end. Idempotent."""
@@ -157,9 +181,20 @@ class Exchange:
         self.begun = True
         self._pieces.append(piece)
         self._buffered += len(piece)
-        if self._waiter is not None:
+        if self._waiter is not None and self._sink is None:
             self._wake()
         return self._buffered > HIGH_WATER_BYTES
+
+    def flush(self) -> None:
+        """Hand over what came in this turn where somebody takes it at once."""
+        sink = self._sink
+        if sink is None or not self._pieces:
+            return
+        if not sink(self._take()):
+            self._is_full, self._sink = True, None
+            self._wake()
+        elif self._limit and not self.complete:
+            self._silence.set(self._limit)
 
     def finish(self) -> None:
         """The body has ended as HTTP allows."""

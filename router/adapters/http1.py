@@ -269,6 +269,7 @@ class Connection(asyncio.Protocol):
             self.cut()  # it speaks unasked: whatever this is, it answers no request of ours
             return
         self._barren += len(data)
+        exchange = self._exchange
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -277,6 +278,8 @@ class Connection(asyncio.Protocol):
         else:
             if self._barren > MAX_HEAD_BYTES:
                 self._break("the response head or trailer is too large")
+        if exchange is not None:
+            exchange.flush()
         if self._phase is _Phase.IDLE:
             self._offer()
 

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.gateway.dispatch import Application
-from router.gateway.requests import DEPARTURES, Message, Scope
+from router.gateway.requests import DEPARTURES, OUTLET, Message, Scope
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,8 +51,9 @@ class Voice(Protocol):
 
 
 class Cycle:
-    """One request and its answer. Implements `router.gateway.requests.Departures`.
+    """One request and its answer.
 
+    Implements `router.gateway.requests.Departures` and `router.service.flows.Outlet`.
     `expired` tells whoever reads the body that it is late; it can still be answered.
     """
 
@@ -109,7 +110,7 @@ class Cycle:
         self.more_body = True
         self.response_started = False
         self.response_complete = False
-        scope["extensions"] = {DEPARTURES: self}
+        scope["extensions"] = {DEPARTURES: self, OUTLET: self}
 
     # -- called by the connection
 
@@ -215,6 +216,21 @@ class Cycle:
             self._write_body(message.get("body", b""), more=message.get("more_body", False))
         else:
             raise RuntimeError(f"{kind} amid a response")
+
+    def write(self, piece: bytes) -> bool:
+        """Send a piece of a body that has begun and goes on, as `send` would, at once."""
+        if self.disconnected:
+            if self._on_departure is not None:
+                self._on_departure()  # as in `send`
+            return True
+        if self.response_complete or not self.response_started:
+            raise RuntimeError("a piece of a body outside of a response")
+        self._write_body(piece, more=True)
+        return not self._flow.write_paused
+
+    async def drain(self) -> None:
+        """Wait until the client takes more, or has left."""
+        await self._flow.drain()
 
     def _write_head(self, status: int, fields: Fields) -> None:
         """Write the head. Raises RuntimeError for a field that HTTP does not allow."""

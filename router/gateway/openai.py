@@ -25,6 +25,7 @@ from router.gateway.access import AccessLog, Outcome, RequestHook, form_line
 from router.gateway.errors import error_response, speaks_anthropic
 from router.gateway.rate_headers import rate_headers
 from router.gateway.requests import (
+    OUTLET,
     BodyBudget,
     BodyShare,
     Receive,
@@ -39,6 +40,7 @@ from router.gateway.uploads import BodyStream, is_multipart
 from router.ports import Clock
 from router.service.bodies import BodyKind, ClientBody, passed_body
 from router.service.bodies import read_body as parse_body
+from router.service.flows import Outlet
 from router.service.models import ModelCatalog
 from router.service.relay import Relay
 from router.service.relay_ports import RelayRequest, Verbatim
@@ -177,6 +179,7 @@ class Endpoint:
         answer = Answering(
             send,
             outcome,
+            outlet=scope.get("extensions", {}).get(OUTLET),
             expose_routing=surface.rules.expose_routing_headers,
             named_errors=speaks_anthropic(self._path),
         )
@@ -384,9 +387,16 @@ class Answering:
     """
 
     def __init__(
-        self, send: Send, outcome: Outcome, *, expose_routing: bool, named_errors: bool = False
+        self,
+        send: Send,
+        outcome: Outcome,
+        *,
+        outlet: Outlet | None,
+        expose_routing: bool,
+        named_errors: bool = False,
     ) -> None:
         self._send = send
+        self._outlet = outlet
         self._expose_routing = expose_routing
         self._named_errors = named_errors
         self._started = False
@@ -409,14 +419,22 @@ class Answering:
             return
         await self._start(response.status, headers)
         try:
-            async for chunk in response.chunks():
-                if spotter is not None:
-                    spotter.feed(chunk)
-                await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await self._stream(response, spotter)
         except UpstreamError as error:
             self.outcome.error = type(error).__name__
             return
         await self._send({"type": "http.response.body", "body": b""})
+
+    async def _stream(self, response: RelayedResponse, spotter: IdSpotter | None) -> None:
+        """Send the pieces of a body, at once where the server lets us."""
+        if self._outlet is not None:
+            outlet = self._outlet if spotter is None else _Spotting(self._outlet, spotter)
+            await response.pour(outlet)
+            return
+        async for chunk in response.chunks():
+            if spotter is not None:
+                spotter.feed(chunk)
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def fail(self, error: Exception) -> None:
         """Tell the client what went wrong, unless an answer is on its way already."""
@@ -436,6 +454,19 @@ class Answering:
         if self._expose_routing and self.outcome.decision is not None:
             headers += routing_headers(self.outcome.decision, self.outcome.total_tokens or 0)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+class _Spotting:
+    """An outlet whose pieces are looked at on their way."""
+
+    def __init__(self, outlet: Outlet, spotter: IdSpotter) -> None:
+        self._outlet = outlet
+        self._spotter = spotter
+        self.drain = outlet.drain
+
+    def write(self, piece: bytes) -> bool:
+        self._spotter.feed(piece)
+        return self._outlet.write(piece)
 
 
 def routing_headers(decision: Decision, total: Tokens) -> list[tuple[bytes, bytes]]:

@@ -20,6 +20,9 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+OUTLET: Final = "prfaas.outlet"
+"""The scope's extension into which a body that has begun can be written at once; an `Outlet`."""
+
 DEPARTURES: Final = "prfaas.departures"
 """The scope's extension that tells when the client leaves; a `Departures`."""
 

@@ -294,12 +294,11 @@ class _Course:
         except BaseException:
             await watch.aclose()
             raise
-        whole = content if isinstance(content, bytes) else None
         return RelayedResponse(
             status=response.status,
             headers=reader.headers,
             decision=self._decision,
-            body=whole,
+            body=content if isinstance(content, bytes) else None,
             source=None if isinstance(content, bytes) else content,
             close=watch.aclose,
         )
@@ -435,7 +434,7 @@ class _Course:
 
 
 class _Watch:
-    """Keeps what an answer holds until it has ended. Implements `relayed.AnswerWatch`."""
+    """Keeps what an answer holds until it has ended. Implements `flows.AnswerWatch`."""
 
     def __init__(self, course: _Course, response: EngineResponse, held: Held) -> None:
         self._course = course

@@ -8,37 +8,21 @@ coding nobody here reads, streams as it is; if that breaks off the client's conn
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from msgspec import Struct
 
 from router.domain.decision import Decision
-from router.domain.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
+from router.domain.errors import UpstreamBroken
 from router.ports import EngineResponse, Headers
 from router.service.answers import Rewriter
 from router.service.codings import can_unpack, unpack
+from router.service.flows import AnswerStream, AnswerWatch, CopiedBody, EventFlow, Outlet
 from router.service.legs import find_header, select_headers
-from router.service.relay_ports import Usage
 from router.service.sse import EventStream
-
-
-class AnswerWatch(Protocol):
-    """Told of an answer's course."""
-
-    def began(self) -> None:
-        """The first body byte is here."""
-        ...
-
-    def broke(self, error: UpstreamError) -> None:
-        """The engine broke off."""
-        ...
-
-    def ended(self, usage: Usage | None, content_events: int, *, complete: bool) -> None:
-        """The body has ended; `complete` is False where it was cut or its reader has left."""
-        ...
 
 
 class WholeAnswer(Struct, frozen=True, gc=False):
@@ -89,7 +73,7 @@ class RelayedResponse:
         headers: Headers,
         decision: Decision,
         body: bytes | None = None,
-        source: AsyncGenerator[bytes, None] | None = None,
+        source: AnswerStream | None = None,
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.status = status
@@ -109,7 +93,17 @@ class RelayedResponse:
         Raises UpstreamBroken or UpstreamTimeout where the body was cut and nothing in it can say
         so: the client's connection must then be aborted, never ended.
         """
-        return _one_piece(self.body or b"") if self._source is None else self._source
+        return _one_piece(self.body or b"") if self._source is None else self._source.chunks()
+
+    async def pour(self, outlet: Outlet) -> None:
+        """Write the body into an outlet, every piece in the turn in which it arrives.
+
+        Raises as `chunks`.
+        """
+        if self._source is not None:
+            await self._source.pour(outlet)
+        elif self.body:
+            outlet.write(self.body)
 
     async def aclose(self) -> None:
         """Cut what is still running and free everything. Idempotent."""
@@ -156,11 +150,11 @@ class AnswerReader:
         self._named_errors = named_errors
         self._any_end = any_end
         coding = find_header(response.headers, b"content-encoding")
-        self._began = False
         self._opaque = not _is_readable(coding)
+        self._plain = None if coding and can_unpack(coding) else response
         self.headers = select_answer_headers(response.headers)
 
-    async def read(self) -> bytes | AsyncGenerator[bytes, None]:
+    async def read(self) -> bytes | AnswerStream:
         """Return the body, whole if it may be held, else as what streams it.
 
         Raises UpstreamBroken or UpstreamTimeout where nothing was passed on yet; the watch is then
@@ -169,18 +163,21 @@ class AnswerReader:
         kind = find_header(self._response.headers, b"content-type")
         chunks = _read_plain(self._response, self._instance)
         if self._opaque:
-            return self._copy(b"", chunks)
+            return self._copy(chunks)
         if kind.strip().lower().startswith(b"text/event-stream"):
-            return self._stream(EventStream(self._rewriter), chunks)
+            return self._stream(chunks)
         if not self._is_json(kind):
-            return self._copy(b"", chunks)
-        held = bytearray()
+            return self._copy(chunks)
+        held: list[bytes] = []
+        size = 0
         async for chunk in chunks:
-            self._note_byte()
-            held += chunk
-            if len(held) > self._whole_limit:
-                return self._copy(bytes(held), chunks)
-        rewritten = self._rewriter.rewrite(bytes(held))
+            if not held:
+                self._watch.began()
+            held.append(chunk)
+            size += len(chunk)
+            if size > self._whole_limit:
+                return self._copy(chunks, b"".join(held))
+        rewritten = self._rewriter.rewrite(b"".join(held))
         self._watch.ended(rewritten.usage, 0, complete=True)
         return rewritten.text
 
@@ -190,61 +187,19 @@ class AnswerReader:
         kind = kind.partition(b";")[0].strip().lower()
         return not kind or kind.endswith((b"/json", b"+json"))
 
-    def _note_byte(self) -> None:
-        if not self._began:
-            self._began = True
-            self._watch.began()
+    def _copy(self, chunks: AsyncIterator[bytes], held: bytes = b"") -> AnswerStream:
+        flow = CopiedBody(self._watch, began=bool(held))
+        return AnswerStream(flow, chunks, plain=self._plain, held=held)
 
-    async def _copy(self, held: bytes, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        complete = False
-        try:
-            if held:
-                yield held
-            async for chunk in chunks:
-                self._note_byte()
-                yield chunk
-            complete = True
-        except UpstreamError as error:
-            self._watch.broke(error)
-            raise
-        finally:
-            await _close(chunks)
-            self._watch.ended(None, 0, complete=complete)
-
-    async def _stream(
-        self, events: EventStream, chunks: AsyncIterator[bytes]
-    ) -> AsyncGenerator[bytes, None]:
-        complete = False
-        try:
-            async for chunk in chunks:
-                self._note_byte()
-                if ready := events.feed(chunk):
-                    yield ready
-            rest = events.finish()
-            complete = events.ended or self._any_end
-            if rest or not complete:
-                yield rest if complete else self._break_off(events, self._early_end())
-        except UpstreamError as error:
-            complete = events.ended  # after its last word an engine may hang up as it likes
-            if not complete:
-                yield self._break_off(events, error)
-        finally:
-            await _close(chunks)
-            self._watch.ended(events.usage, events.content_events, complete=complete)
-
-    def _early_end(self) -> UpstreamError:
-        message = "the engine ended the stream before its end"
-        return UpstreamBroken(message, instance=self._instance, processed=True)
-
-    def _break_off(self, events: EventStream, error: UpstreamError) -> bytes:
-        self._watch.broke(error)
-        slow = isinstance(error, UpstreamTimeout)
-        return events.break_off(
-            str(error),
-            kind="upstream_timeout" if slow else "upstream_error",
-            code=504 if slow else 502,
-            named=self._named_errors,
+    def _stream(self, chunks: AsyncIterator[bytes]) -> AnswerStream:
+        flow = EventFlow(
+            EventStream(self._rewriter),
+            self._watch,
+            instance=self._instance,
+            named_errors=self._named_errors,
+            any_end=self._any_end,
         )
+        return AnswerStream(flow, chunks, plain=self._plain)
 
 
 def _is_readable(coding: bytes) -> bool:
@@ -267,12 +222,6 @@ async def _unpack(chunks: AsyncIterator[bytes], instance: str) -> AsyncIterator[
                 yield chunk
     except ValueError as error:
         raise UpstreamBroken(str(error), instance=instance, processed=True) from error
-
-
-async def _close(chunks: AsyncIterator[bytes]) -> None:
-    """End a generator that its reader leaves early; the connection below is cut by `aclose`."""
-    if isinstance(chunks, AsyncGenerator):
-        await chunks.aclose()
 
 
 async def _one_piece(body: bytes) -> AsyncIterator[bytes]:

@@ -60,12 +60,11 @@ class EventStream:
         """Take what came; return what can be passed on now."""
         if not (self._open or self._held or self._event or self._after_cr or self._overlong):
             plain = _PLAIN_EVENTS.match(chunk)
-            if plain is not None and not self._rewriter.concerns(chunk[: plain.end()]):
-                self.content_events += chunk.count(_CONTENT, 0, plain.end())
+            end = 0 if plain is None else plain.end()
+            if end and not self._rewriter.concerns(chunk[:end]):
+                self.content_events += chunk.count(_CONTENT, 0, end)
                 self._passed_cr = False
-                if plain.end() == len(chunk):
-                    return chunk
-                return chunk[: plain.end()] + self._feed_any(chunk[plain.end() :])
+                return chunk if end == len(chunk) else chunk[:end] + self._feed_any(chunk[end:])
         return self._feed_any(chunk)
 
     def _feed_any(self, chunk: bytes) -> bytes:

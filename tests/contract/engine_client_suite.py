@@ -57,6 +57,11 @@ async def fetch(client: EngineClient, request: EngineRequest) -> bytes:
     return await response.read()
 
 
+async def _never() -> None:
+    """Stand for a drain that nobody has reason to ask for."""
+    raise AssertionError("nothing was refused")
+
+
 class Pieces:
     """An upload of pieces, with a gate before the last; `error` is raised instead of it."""
 
@@ -404,6 +409,83 @@ class EngineClientSuite:
                 total += len(piece)
                 assert len(piece) < 4_000_000
             assert total == size
+
+    # -- bodies that are poured
+
+    async def test_pours_what_arrives_in_the_turn_in_which_it_does(
+        self, client: EngineClient
+    ) -> None:
+        """A body is given piece by piece, without being asked for, to its end."""
+        sent = [b"one", b"two", b"three"]
+        first, *rest = sent
+        engine_goes_on = asyncio.Event()
+        script = [
+            head(200, [("transfer-encoding", "chunked")]),
+            chunk(first),
+            Until(engine_goes_on),
+            *map(chunk, rest),
+            LAST_CHUNK,
+        ]
+        async with ScriptedEngine(script) as engine:
+            response = await client.send(a_request(engine.url))
+            got: list[bytes] = []
+
+            def take(piece: bytes) -> bool:
+                got.append(piece)
+                engine_goes_on.set()
+                return True
+
+            await asyncio.wait_for(response.pour(take, _never), 30)
+            assert b"".join(got) == b"".join(sent)
+            assert got[0] == first
+            assert await fetch(client, a_request(engine.url)) == b"".join(sent)
+
+    async def test_pouring_waits_for_who_takes_no_more(self, client: EngineClient) -> None:
+        """After a refusal nothing comes until it is drained; the engine is held back."""
+        size = 64_000_000
+        async with ScriptedEngine(answer(200, bytes(size))) as engine:
+            response = await client.send(a_request(engine.url))
+            got, refusing = 0, True
+
+            def take(piece: bytes) -> bool:
+                nonlocal got
+                got += len(piece)
+                return not refusing
+
+            async def drain() -> None:
+                nonlocal refusing
+                before = got
+                await asyncio.sleep(0.3)
+                assert got == before
+                assert engine.unsent() > size // 2
+                refusing = False
+
+            await asyncio.wait_for(response.pour(take, drain), 60)
+            assert got == size
+
+    async def test_pouring_ends_as_reading_does(self, client: EngineClient) -> None:
+        """What came is given before a cut or a silence is told; cancelling cuts the connection."""
+        limits = Timeouts(connect=2.0, first_byte=5.0, idle=0.2)
+        for end, error in ((Reset(), UpstreamBroken), (Hold(), UpstreamTimeout)):
+            got: list[bytes] = []
+
+            def take(piece: bytes, got: list[bytes] = got) -> bool:
+                got.append(piece)
+                return True
+
+            async with ScriptedEngine(stream(b"abc", end=[Pause(0.05), end])) as engine:
+                response = await client.send(a_request(engine.url, timeouts=limits))
+                with pytest.raises(error):
+                    await response.pour(take, _never)
+                assert b"".join(got) == b"abc"
+        async with ScriptedEngine(stream(b"abc", end=[Hold()])) as engine:
+            response = await client.send(a_request(engine.url))
+            pouring = asyncio.create_task(response.pour(lambda _: True, _never))
+            await asyncio.sleep(0.05)
+            pouring.cancel()
+            await engine.peer_closed(engine.requests[0], within=5.0)
+            with pytest.raises(asyncio.CancelledError):
+                await pouring
 
     # -- the pool
 
