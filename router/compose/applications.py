@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 from router.compose.core import Core
 from router.compose.models import (
     build_admin_keys,
@@ -115,7 +113,7 @@ def build_applications(
         hook=core.metrics,
         access=core.access,
         clock=core.clock,
-        new_id=_new_id,
+        new_id=core.new_id,
         rules=OpenAiRules(
             homes=frozenset(
                 cluster.name for cluster in settings.clusters if cluster.kind is ClusterKind.PD
@@ -213,7 +211,7 @@ def _admin_room(
         plans=LivePlans(core.deployments, core.catalog, core.operator, core.lengths),
         clock=core.clock,
         parse_instance=lambda document: parse_instance(document, core.settings),
-        new_request_id=_new_id,
+        new_request_id=core.new_id,
     )
 
 
@@ -265,7 +263,3 @@ def can_serve(fleet: Fleet) -> bool:
 
 async def _render_metrics(core: Core) -> bytes:
     return await core.workers.render_metrics(await core.index.describe())
-
-
-def _new_id() -> str:
-    return secrets.token_hex(16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -12,6 +12,7 @@ from kvmeta.index import MetadataIndex
 from kvmeta.speculation import Speculation, SpeculativeIndex
 from router.adapters.clocks import SystemClock
 from router.adapters.engine_http import HttpEngineClient
+from router.adapters.ids import RandomIds
 from router.adapters.live_gauges import LiveState
 from router.adapters.metrics import PrometheusMetrics
 from router.adapters.siblings import Seat
@@ -108,6 +109,7 @@ class Core:
     engines: HttpEngineClient
     tokenizers: Tokenizers
     draining: asyncio.Event
+    new_id: Callable[[], str]
 
 
 def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessLog) -> Core:
@@ -206,6 +208,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
         pools=PoolBook(fleet, build_pools(settings, engines, clock)),
         tokenizers=load_tokenizers(settings),
         draining=asyncio.Event(),
+        new_id=RandomIds(),
     )
 
 
