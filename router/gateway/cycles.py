@@ -60,6 +60,7 @@ class Cycle:
     __slots__ = (
         "_flow",
         "_has_news",
+        "_head",
         "_is_head",
         "_left",
         "_on_departure",
@@ -101,6 +102,7 @@ class Cycle:
         self._waiter: asyncio.Future[None] | None = None
         self._on_departure: Callable[[], None] | None = None
         self._has_news = False
+        self._head = b""
         self._is_head = scope["method"] == "HEAD"
         self._left: int | None = None
         self.keep_alive = keep_alive
@@ -158,6 +160,8 @@ class Cycle:
             if not self.response_started and not self.disconnected:
                 await self._send_failure()
             if not self.response_complete and not self.disconnected:
+                if self._head:
+                    self._transport.write(self._head)
                 self._transport.close()
 
     async def _send_failure(self) -> None:
@@ -253,7 +257,10 @@ class Cycle:
         elif self._left is None:
             lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
-        self._transport.write(b"".join(lines))
+        if self._left:
+            self._head = b"".join(lines)  # a body of a told length is at hand: both go at once
+        else:
+            self._transport.write(b"".join(lines))
 
     def _write_body(self, body: bytes, *, more: bool) -> None:
         """Write a piece of the body. Raises RuntimeError where it is not as long as was said."""
@@ -270,7 +277,8 @@ class Cycle:
             if self._left < 0 or (self._left and not more):
                 raise RuntimeError("the body is not as long as its content-length")
             if body:
-                self._transport.write(body)
+                self._transport.write(self._head + body)
+                self._head = b""
         if not more:
             self.response_complete = True
             self.tell()
