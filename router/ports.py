@@ -163,6 +163,10 @@ class EngineResponse(Protocol):
         """
         ...
 
+    def take_whole(self) -> bytes | None:
+        """Return the rest of the body if all of it is here, else None: then nothing was read."""
+        ...
+
     async def read(self) -> bytes:
         """Read the rest of the body whole. Raises as `chunks`."""
         ...

@@ -26,6 +26,7 @@ class Exchange:
     __slots__ = (
         "_buffered",
         "_cut",
+        "_ended",
         "_error",
         "_headers",
         "_idle_timeout",
@@ -69,6 +70,7 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Callable[[bytes], bool] | None = None
         self._is_full = False
+        self._ended = False
 
     @property
     def headers(self) -> Headers:
@@ -95,6 +97,12 @@ class Exchange:
                 self.cut()
                 raise
         return self._take()
+
+    def take_whole(self) -> bytes | None:
+        """Return the rest of the body if all of it is here (see `router.ports.EngineResponse`)."""
+        if not self._ended:
+            return None
+        return self._take() if self._pieces else b""
 
     async def read(self) -> bytes:
         """Read the rest of the body whole. Raises as `chunks`."""
@@ -198,7 +206,7 @@ class Exchange:
 
     def finish(self) -> None:
         """The body has ended as HTTP allows."""
-        self.complete = True
+        self.complete = self._ended = True
         self._wake()
 
     def fail(self, error: UpstreamError) -> None:

@@ -43,11 +43,14 @@ async def read_whole(response: EngineResponse, instance: str) -> WholeAnswer:
 
     What cannot be read to its end is cut: a coding may break long before its response does.
     """
-    try:
-        body = b"".join([piece async for piece in _read_plain(response, instance)])
-    except BaseException:
-        await response.aclose()
-        raise
+    packed = _is_packed(response)
+    body = None if packed else response.take_whole()
+    if body is None:
+        try:
+            body = b"".join([piece async for piece in _read_plain(response, instance)])
+        except BaseException:
+            await response.aclose()
+            raise
     return WholeAnswer(response.status, response.headers, body)
 
 
@@ -151,7 +154,7 @@ class AnswerReader:
         self._any_end = any_end
         coding = find_header(response.headers, b"content-encoding")
         self._opaque = not _is_readable(coding)
-        self._plain = None if coding and can_unpack(coding) else response
+        self._plain = None if _is_packed(response) else response
         self.headers = select_answer_headers(response.headers)
 
     async def read(self) -> bytes | AnswerStream:
@@ -168,6 +171,11 @@ class AnswerReader:
             return self._stream(chunks)
         if not self._is_json(kind):
             return self._copy(chunks)
+        if self._plain is not None and (body := self._plain.take_whole()) is not None:
+            if body:
+                self._watch.began()
+            over = len(body) > self._whole_limit
+            return self._copy(chunks, body) if over else self._rewrite(body)
         held: list[bytes] = []
         size = 0
         async for chunk in chunks:
@@ -177,7 +185,10 @@ class AnswerReader:
             size += len(chunk)
             if size > self._whole_limit:
                 return self._copy(chunks, b"".join(held))
-        rewritten = self._rewriter.rewrite(b"".join(held))
+        return self._rewrite(b"".join(held))
+
+    def _rewrite(self, body: bytes) -> bytes:
+        rewritten = self._rewriter.rewrite(body)
         self._watch.ended(rewritten.usage, 0, complete=True)
         return rewritten.text
 
@@ -207,12 +218,16 @@ def _is_readable(coding: bytes) -> bool:
     return not coding or coding.strip().lower() in {b"", b"identity"} or can_unpack(coding)
 
 
+def _is_packed(response: EngineResponse) -> bool:
+    """Whether the body is unpacked here."""
+    coding = find_header(response.headers, b"content-encoding")
+    return bool(coding) and can_unpack(coding)
+
+
 def _read_plain(response: EngineResponse, instance: str) -> AsyncIterator[bytes]:
     """Iterate over the body's bytes, unpacked where that is possible."""
-    coding = find_header(response.headers, b"content-encoding")
-    if coding and can_unpack(coding):
-        return _unpack(response.chunks(), instance)
-    return response.chunks()
+    chunks = response.chunks()
+    return _unpack(chunks, instance) if _is_packed(response) else chunks
 
 
 async def _unpack(chunks: AsyncIterator[bytes], instance: str) -> AsyncIterator[bytes]:

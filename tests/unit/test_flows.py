@@ -35,6 +35,9 @@ class Script:
         if self._error is not None:
             raise self._error
 
+    def take_whole(self) -> bytes | None:
+        return None
+
     async def read(self) -> bytes:
         return b"".join([chunk async for chunk in self.chunks()])
 
