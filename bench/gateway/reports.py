@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from bench.gateway.contestants import Mode
@@ -89,15 +89,16 @@ class Verdict:
     """A goal against what was measured. `ratios` are of single rounds, ours to theirs.
 
     `cpu_ratio` is the median of theirs to ours in processor time, which on a busy machine tells
-    more than rates do.
+    more than rates do. All are of token-id prompts; beside them `text` is the median ratio where
+    both get text, None where either was not measured with it.
     """
 
     goal: Goal
     ours: float
     theirs: float
-    their_form: Form
     ratios: tuple[float, ...]
     cpu_ratio: float
+    text: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -112,27 +113,20 @@ class Verdict:
 
 
 def judge(rows: Iterable[Row], goals: Iterable[Goal] = GOALS) -> Iterator[Verdict]:
-    """Compare ours with token ids and the peer with whichever form of prompt it does better.
+    """Compare ours and the peer with the same bodies: token ids, and text beside them.
 
     Only rounds in which neither has an error count; a goal without any is left out.
     """
     sound = [row for row in rows if not row.errors]
     for goal in goals:
-        ours = _by_round(sound, goal, "ours", Form.IDS)
-        verdicts = [
-            verdict
-            for form in Form
-            if (verdict := _compare(goal, ours, _by_round(sound, goal, goal.peer, form), form))
-        ]
-        if verdicts:
-            best = max if goal.at_least else min
-            yield best(verdicts, key=lambda verdict: verdict.theirs)
+        verdict, text = (_compare(sound, goal, form) for form in (Form.IDS, Form.TEXT))
+        if verdict is not None:
+            yield replace(verdict, text=text.ratio if text else None)
 
 
-def _compare(
-    goal: Goal, ours: dict[int, Row], theirs: dict[int, Row], form: Form
-) -> Verdict | None:
+def _compare(rows: Sequence[Row], goal: Goal, form: Form) -> Verdict | None:
     """Compare in the rounds that both have; None without one."""
+    ours, theirs = (_by_round(rows, goal, name, form) for name in ("ours", goal.peer))
     pairs = [(ours[each], theirs[each]) for each in sorted(ours.keys() & theirs.keys())]
     values = [(goal.quantity(one) or 0.0, goal.quantity(other) or 0.0) for one, other in pairs]
     if not pairs:
@@ -141,7 +135,6 @@ def _compare(
         goal,
         statistics.median(one for one, _ in values),
         statistics.median(other for _, other in values),
-        form,
         tuple(one / other for one, other in values),
         statistics.median(other.cpu_us / one.cpu_us if one.cpu_us else 0.0 for one, other in pairs),
     )
@@ -170,22 +163,22 @@ def peak_of_ours(rows: Iterable[Row]) -> float:
 def tell_goals(rows: Sequence[Row]) -> list[str]:
     """Return the table of goals."""
     lines = [
-        "| | ours | vllm-router | ratio (rounds) | goal | | CPU, theirs to ours |",
-        "|---|---|---|---|---|---|---|",
+        "| | ours | vllm-router | ratio (rounds) | goal | | CPU, theirs to ours | with text |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for verdict in judge(rows):
         goal = verdict.goal
         sign = ">=" if goal.at_least else "<="
         lines.append(
             f"| {goal.name} | {verdict.ours:,.0f} {goal.unit} | {verdict.theirs:,.0f}"
-            f" ({verdict.their_form}) | {verdict.ratio:.2f} ({min(verdict.ratios):.2f} to"
-            f" {max(verdict.ratios):.2f}) | {sign} {goal.bound:g} |"
-            f" {'reached' if verdict.reached else '**missed**'} | {verdict.cpu_ratio:.2f} |"
+            f" | {verdict.ratio:.2f} ({min(verdict.ratios):.2f} to {max(verdict.ratios):.2f})"
+            f" | {sign} {goal.bound:g} | {'reached' if verdict.reached else '**missed**'}"
+            f" | {verdict.cpu_ratio:.2f} | {format_median([verdict.text], '.2f')} |"
         )
     peak = peak_of_ours(rows)
     reached = "reached" if 0 < peak < MEMORY_GOAL_MIB else "**missed**"
     lines.append(
-        f"| peak memory | {peak:.0f} MiB | | | < {MEMORY_GOAL_MIB:.0f} MiB | {reached} | |"
+        f"| peak memory | {peak:.0f} MiB | | | < {MEMORY_GOAL_MIB:.0f} MiB | {reached} | | |"
     )
     return lines
 
@@ -334,9 +327,9 @@ def tell_page(rows: Sequence[Row], told: Circumstances, profile: Sequence[str]) 
         "",
         *tell_goals(rows),
         "",
-        "Ratios are medians of the rounds' own ratios. vllm-router counts with the form of prompt"
-        " that it does better. The last column compares processor time a request or event, which"
-        " others' use of the machine disturbs least.",
+        "Ratios are medians of the rounds' own ratios. Goals are for token-id prompts, which both"
+        " get; the last column tells the ratio where both get text. The one before compares"
+        " processor time a request or event, which others' use of the machine disturbs least.",
         "",
         *_READING.splitlines(),
         "",

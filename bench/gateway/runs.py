@@ -212,11 +212,25 @@ def warm_up(bench: Bench, running: Running, workload: Workload, form: Form) -> N
             return
 
 
+def wait_until_idle(bench: Bench) -> None:
+    """Wait until nothing comes to the engines any more.
+
+    The load before hung up in the middle of requests. A router that queued them may still send
+    calls to free what they held: these are no part of the next run.
+    """
+    deadline = time.monotonic() + _START_SECONDS
+    before, now = None, bench.engine.counts()
+    while now != before and time.monotonic() < deadline:
+        time.sleep(0.2)
+        before, now = now, bench.engine.counts()
+
+
 def measure(
     bench: Bench, running: Running | None, workload: Workload, form: Form, number: int
 ) -> Row:
     """Put a workload on a contestant, or on the engine itself, and check what came of it."""
     if running is not None:
+        wait_until_idle(bench)
         warm_up(bench, running, workload, form)
     bench.engine.configure(workload)
     port = bench.engine.ports[0] if running is None else running.port
