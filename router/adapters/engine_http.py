@@ -118,7 +118,7 @@ class Origin:
         Raises UpstreamUnreachable when there is none within the connect time-out, or when too
         many wait already.
         """
-        if not fresh and (connection := self._take_idle()) is not None:
+        if not fresh and (connection := self.take_idle()) is not None:
             return connection
         # A task of its own, since a caller may be sheltered from its task's cancellation, and a
         # time-out inside would be that task's.
@@ -201,7 +201,7 @@ class Origin:
         connection.watch_peer(_KEEPALIVE_OPTIONS)
         return connection
 
-    def _take_idle(self) -> Connection | None:
+    def take_idle(self) -> Connection | None:
         """Return the idle connection that was used last and is alive; drop those that are not."""
         while self._idle:
             connection = self._idle[-1]
@@ -300,7 +300,9 @@ class HttpEngineClient:
         """
         origin = self._origins.get(request.base_url) or self._add_origin(request.base_url)
         wire = encode_request(request, origin.authority, origin.prefix)
-        connection = await origin.acquire(request, fresh=request.upload is not None)
+        connection = origin.take_idle() if request.upload is None else None
+        if connection is None:
+            connection = await origin.acquire(request, fresh=request.upload is not None)
         try:
             return await connection.send(request, wire)
         except NotProcessed:

@@ -42,11 +42,13 @@ class _Details(Struct):
 
 
 class _Counts(Struct):
-    """A usage object of Completions and Chat Completions."""
+    """A usage object of Completions and Chat Completions, without the members of other APIs."""
 
     prompt_tokens: _Told | None = None
     completion_tokens: _Told | None = None
     prompt_tokens_details: _Details | None = None
+    input_tokens_details: None = None
+    cache_read_input_tokens: None = None
 
 
 class _Plain(Struct):
@@ -98,7 +100,7 @@ class Rewriter:
         """
         if self._wanted.search(text) is None:
             return Rewritten(text, None)
-        if self._model is None and self._cached is None and (told := _read_plain(text)):
+        if self._model is None and (told := _read_plain(text)) and self._agrees(told):
             return Rewritten(text, told)
         try:
             members = _OBJECT.decode(text)
@@ -115,6 +117,12 @@ class Rewriter:
         if changes:
             text = _ENCODER.encode(members | _raw(changes))
         return Rewritten(text, usage)
+
+    def _agrees(self, told: Usage) -> bool:
+        """Whether a usage says already what it should, or nothing, of cached tokens."""
+        if self._cached is None or told.cached_tokens is None:
+            return True
+        return told.cached_tokens == min(self._cached, told.prompt_tokens or 0)
 
     def _edit(self, members: dict[str, msgspec.Raw]) -> tuple[dict[str, bytes], Usage | None]:
         """Return the changes that an object needs, and its usage."""

@@ -117,6 +117,7 @@ class _Course:
         self._settings = relay.settings
         self._request = request
         self._progress = Progress(decision)
+        self._decision = decision
         self._calls = {Leg.PREFILL: 0, Leg.DECODE: 0}
         self._bookings: list[Booking] = []
         self._bytes_due = False
@@ -131,10 +132,6 @@ class _Course:
             if isinstance(outcome, RelayedResponse):
                 return outcome
             await self._step(outcome)
-
-    @property
-    def _decision(self) -> Decision:
-        return self._progress.decision
 
     async def _attempt(self, held: Held) -> RelayedResponse | Setback:
         """Run the legs once; what they hold is left with `held` unless an answer keeps it."""
@@ -326,6 +323,7 @@ class _Course:
                 self._progress = progress.follow(planned)
             case GiveUp(error=error):
                 raise error
+        self._decision = self._progress.decision
         self._relay.hook.fell_back(given_up, step.fallback)
 
     @property

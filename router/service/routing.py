@@ -410,8 +410,10 @@ class Routing:
         if sight.prompt is None:
             return sight
         beliefs = await self._look_up(ask.named, sight.prompt)
-        raised = raise_beliefs(beliefs, sight.pooled, sight.prompt, ask.named.model.layout)
-        return replace(sight, beliefs=raised)
+        if sight.pooled:
+            layout = ask.named.model.layout
+            beliefs = raise_beliefs(beliefs, sight.pooled, sight.prompt, layout)
+        return Sight(sight.prompt, beliefs, sight.pooled, sight.late)
 
     async def _look_up(self, named: NamedModel, prompt: PromptBlocks) -> Beliefs:
         """Ask the index within its own budget; over it all is unknown."""

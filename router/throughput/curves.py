@@ -91,7 +91,8 @@ class Curve:
         match self.extrapolation:
             case Extrapolation.LINEAR:
                 inner = 0 if end == 0 else len(xs) - 2
-                return max(0.0, ys[end] + (x - xs[end]) * _secant(xs, ys, inner))
+                slope = (ys[inner + 1] - ys[inner]) / (xs[inner + 1] - xs[inner])
+                return max(0.0, ys[end] + (x - xs[end]) * slope)
             case Extrapolation.CLAMP:
                 return ys[end]
             case Extrapolation.ERROR:
