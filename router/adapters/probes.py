@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from math import isfinite
 
-import httpx
-
+from router.domain.errors import UpstreamError
 from router.domain.topology import Instance
 from router.domain.units import Seconds
+from router.ports import EngineClient, EngineRequest, Headers, Timeouts
 from router.service.fleet import EngineReading
 from router.service.probing import ProbeOutcome
 
@@ -29,29 +29,48 @@ _WANTED = frozenset(
 
 
 class HttpProbe:
-    """Implements `EngineProbe` over httpx."""
+    """Implements `EngineProbe`. A large fleet is probed all the time, so that its cost counts."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        """`client` carries the probe's time-out and is closed by its owner."""
+    def __init__(self, client: EngineClient, timeout: Seconds) -> None:
+        """`client` is closed by its owner; `timeout` bounds each silence of an engine."""
         self._client = client
+        self._timeouts = Timeouts(timeout, timeout, timeout)
 
     async def probe(self, instance: Instance, at: Seconds) -> ProbeOutcome:
         """Ask `/health`, and if that is fine `/metrics`. Without metrics the queue is unknown."""
-        headers = {"authorization": f"Bearer {instance.api_key}"} if instance.api_key else {}
-        base = instance.url.rstrip("/")
         try:
-            health = await self._client.get(f"{base}/health", headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL):
+            status, _ = await self._get(instance, "/health")
+        except (UpstreamError, ValueError):  # the latter for an address that is none
             return ProbeOutcome(healthy=False, answered=False)
-        if health.status_code != 200:
+        if status != 200:
             return ProbeOutcome(healthy=False)
         try:
-            metrics = await self._client.get(f"{base}/metrics", headers=headers)
-        except httpx.HTTPError:
+            status, metrics = await self._get(instance, "/metrics")
+        except UpstreamError:
             return ProbeOutcome(healthy=True)
-        if metrics.status_code != 200:
+        if status != 200:
             return ProbeOutcome(healthy=True)
-        return ProbeOutcome(healthy=True, reading=read_metrics(metrics.text, at))
+        text = metrics.decode("utf-8", "replace")
+        return ProbeOutcome(healthy=True, reading=read_metrics(text, at))
+
+    async def _get(self, instance: Instance, path: str) -> tuple[int, bytes]:
+        headers: Headers = ()
+        if instance.api_key:
+            headers = ((b"authorization", b"Bearer " + instance.api_key.encode()),)
+        response = await self._client.send(
+            EngineRequest(
+                instance=instance.name,
+                base_url=instance.url,
+                path=path,
+                method="GET",
+                headers=headers,
+                timeouts=self._timeouts,
+            )
+        )
+        try:
+            return response.status, await response.read()
+        finally:
+            await response.aclose()
 
 
 def read_metrics(text: str, at: Seconds) -> EngineReading | None:

@@ -9,10 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import httpx
-
 from kvmeta.ingest.service import KvIngest
 from kvmeta.ingest.sharded import SourceFeed
+from router.adapters.engine_http import HttpEngineClient
 from router.adapters.event_discovery import EventDiscovery
 from router.adapters.event_feed import IngestFeed, NoFeed
 from router.adapters.probes import HttpProbe
@@ -170,17 +169,12 @@ class Gateway:
             stack.push_async_callback(self.core.leadership.leave)
             stack.push_async_callback(self.core.engines.aclose)
             stack.callback(self.core.tokenizers.close)
-            client = await stack.enter_async_context(
-                httpx.AsyncClient(
-                    timeout=probe.timeout_seconds,
-                    # What hangs must not keep the others from being asked.
-                    limits=httpx.Limits(max_connections=None),
-                    trust_env=False,
-                )
-            )
+            # Not by the requests' connections: what they fill must still be asked how it is.
+            client = HttpEngineClient()
+            stack.push_async_callback(client.aclose)
             prober = self.prober = Prober(
                 self.core.fleet,
-                HttpProbe(client),
+                HttpProbe(client, probe.timeout_seconds),
                 clock=self.core.clock,
                 interval=probe.interval_seconds,
                 lines=self.core.engines,
