@@ -22,7 +22,7 @@ import msgspec
 
 from router.domain.errors import Changed, Overloaded, StoreAway
 from router.domain.units import Seconds
-from router.ports import Clock, Kept, StateStore
+from router.ports import Clock, Fence, Kept, StateStore
 from router.service.decisions import Document
 from router.service.orders import Orders, decode_orders, encode_orders, tag
 
@@ -69,11 +69,19 @@ class OrderBook:
     def __repr__(self) -> str:
         return f"<OrderBook version {self._kept.version}>"
 
-    async def change(self, order: Order, *, by: str, unless: frozenset[str] | None = None) -> None:
+    async def change(
+        self,
+        order: Order,
+        *,
+        by: str,
+        unless: frozenset[str] | None = None,
+        fence: Fence | None = None,
+    ) -> None:
         """Change the orders everywhere; returns when the change is in force here.
 
-        With `unless`, only while the part's tag is one of these. Raises Changed where it is not,
-        StoreAway where nothing is known to be changed, and what the edit raises.
+        With `unless`, only while the part's tag is one of these; with a fence only while its leader
+        leads. Raises Changed where the tag is not, NotLeading, StoreAway where nothing is known to
+        be changed, and what the edit raises.
         """
         for _ in range(_ATTEMPTS):
             kept = await self._read()
@@ -89,6 +97,7 @@ class OrderBook:
                 encode_orders(after),
                 after=kept.version,
                 record=self._record(order, by, before, after),
+                fence=fence,
             )
             if written is not None:
                 await self._adopt(written)
