@@ -25,6 +25,7 @@ from router.domain.decision import Decision, Placement, Route, TokenSource
 from router.domain.topology import Instance
 from router.domain.units import Bytes, Seconds
 from router.service.config_record import ReloadOutcome
+from router.service.conversions import ConversionOutcome
 from router.service.decisions import DecisionRecord
 from router.service.late_binding import BindingOutcome
 from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, Usage
@@ -144,6 +145,11 @@ class PrometheusMetrics:
         self._reloads = counter(
             "config_reloads_total", "Changed configurations, taken over or not", ("outcome",)
         )
+        self._conversions = counter(
+            "conversions_total", "Conversions between prefill and decode, by outcome", ("outcome",)
+        )
+        for conversion in ConversionOutcome:
+            self._conversions.labels(conversion)
         for reload in ReloadOutcome:
             self._reloads.labels(reload)
         for outcome in KvOutcome:
@@ -236,6 +242,10 @@ class PrometheusMetrics:
     def reloaded(self, outcome: ReloadOutcome) -> None:
         """Count a changed configuration."""
         self._reloads.labels(outcome).inc()
+
+    def converted(self, outcome: ConversionOutcome) -> None:
+        """Count a proposal of the long loop, or the end of a conversion."""
+        self._conversions.labels(outcome).inc()
 
     # -- the fleet ---------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from router.commands.admin_client import (
     call_admin,
     settle_target,
 )
+from router.commands.ctl_conversions import conversion, conversion_abort
 from router.commands.ctl_decisions import decisions
 from router.commands.ctl_plans import plan, plan_solve
 from router.commands.ctl_views import (
@@ -89,6 +90,7 @@ def register(app: typer.Typer) -> None:
         {"set": instances_set, "add": instances_add, "remove": instances_remove},
     )
     _add_group(ctl, "plan", plan, {"solve": plan_solve})
+    _add_group(ctl, "conversion", conversion, {"abort": conversion_abort})
     app.add_typer(ctl, name="ctl")
 
 

@@ -207,6 +207,8 @@ def _admin_room(
             },
             describe_workers=core.workers.describe,
             config=core.config,
+            balance=core.balance,
+            orders=orders,
         ),
         plans=LivePlans(core.deployments, core.catalog, core.operator, core.lengths),
         clock=core.clock,

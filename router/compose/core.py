@@ -18,6 +18,7 @@ from router.adapters.metrics import PrometheusMetrics
 from router.adapters.siblings import Seat
 from router.adapters.store.slots import LEASE_SECONDS, RedisShares
 from router.adapters.workers import Workers
+from router.compose.actuators import build_long_loop
 from router.compose.models import (
     CompositionError,
     Layouts,
@@ -37,6 +38,7 @@ from router.domain.errors import NotFound
 from router.gateway.access import AccessLog
 from router.ports import StateStore
 from router.service.admission import Admission, OwnSlots
+from router.service.balance import BalanceLoop
 from router.service.config_record import ConfigRecord
 from router.service.connectors import Connector, find_connector, third_party_connectors
 from router.service.decisions import DecisionLog
@@ -83,6 +85,7 @@ class Core:
     state: StateStore
     leadership: Leadership
     thresholds: ThresholdLoop
+    balance: BalanceLoop
     limits: LimitLedger
     stored: StoredResponses
     started_at: datetime
@@ -161,6 +164,14 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
             clock=clock,
             rules=_step_rules(settings),
             period=settings.scheduler.short_loop.period_seconds,
+        ),
+        balance=BalanceLoop(
+            fleet,
+            operator,
+            clock=clock,
+            hook=metrics,
+            command=leadership,
+            by=build_long_loop(settings, catalog, fleet),
         ),
         limits=build_limits(store, clock),
         stored=StoredResponses(clock, shared=store.origins),
@@ -267,6 +278,7 @@ def put_in_force(core: Core, topology: Topology) -> None:
         rules=_step_rules(settings),
         period=settings.scheduler.short_loop.period_seconds,
     )
+    core.balance.reconfigure(build_long_loop(settings, core.catalog, core.fleet))
     core.admission.reconfigure(
         _decode_slots(core.catalog),
         rules=_admission_rules(settings),

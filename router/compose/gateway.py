@@ -187,12 +187,13 @@ class Gateway:
             await prober.probe_all()
             await stack.enter_async_context(self.core.workers.answering())
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            runs = [
+            runs: list[Callable[[], Coroutine[None, None, None]]] = [
                 *self.ingest.runs,
                 prober.run,
                 silence.run,
                 self.core.leadership.run,
                 self.core.thresholds.run,
+                partial(self.core.balance.run, self.orders),
                 self.core.truth.run,
                 self.core.binding.run,
                 self._improve_tokenizers,

@@ -47,7 +47,8 @@ class Instance:
     data-parallel ranks behind the URL; rank r publishes its events on the endpoint's port + r, as
     vLLM does. `kv_events` is the first rank's endpoint, `AUTO_EVENTS` where the engine is to be
     asked, None where it publishes none. `pool_member` is its server's name in its cluster's pool,
-    None where that is the instance's own.
+    None where that is the instance's own. `convertible` tells whether the long loop may change its
+    role; `hardware` is what it runs on where that is not what its pool's profile was measured on.
     """
 
     name: str
@@ -64,6 +65,8 @@ class Instance:
     kv_events: str | None = None
     kv_replay: str | None = None
     pool_member: str | None = None
+    convertible: bool = False
+    hardware: str | None = None
 
     @property
     def can_prefill(self) -> bool:

@@ -41,6 +41,7 @@ from router.service.orders import (
     PolicyOrder,
     ThresholdOrder,
     tag,
+    with_abort,
     with_added,
     with_instance,
     with_link,
@@ -118,6 +119,7 @@ def add_orders(routes: APIRouter, room: AdminRoom, rights: Rights) -> None:
     _add_bandwidth(routes, room, viewer, operator)
     _add_overrides(routes, room, viewer, operator)
     _add_instances(routes, room, viewer, operator)
+    _add_conversion(routes, room, viewer, operator)
 
 
 def read_tags(if_match: str | None) -> frozenset[str] | None:
@@ -417,3 +419,30 @@ def _add_instances(
 
         await desk.change(Order("instance.remove", name, _InstancePart(name), edit))
         return {"removed": name}
+
+
+# -- the conversion
+
+
+def _conversion(orders: Orders) -> object:
+    return orders.conversion
+
+
+def _add_conversion(
+    routes: APIRouter, room: AdminRoom, viewer: Dependency, operator: Dependency
+) -> None:
+    @routes.get("/conversion")
+    async def read_conversion(desk: Desk = viewer) -> Document:
+        """Return the conversion under way, else the latest, and what the long loop found."""
+        desk.show(_conversion(room.orders.orders))
+        return room.report.conversion()
+
+    @routes.delete("/conversion")
+    async def abort_conversion(desk: Desk = operator) -> Document:
+        """Have the conversion under way put back; the leader does it within about a second."""
+
+        def edit(orders: Orders) -> Orders:
+            return with_abort(orders, desk.caller.name)
+
+        await desk.change(Order("conversion.abort", "conversion", _conversion, edit))
+        return room.report.conversion()

@@ -1,8 +1,10 @@
-"""What operators ordered: thresholds, the rule, overrides, links, instances. Values, pure edits.
+"""What is ordered: thresholds, the rule, overrides, links, instances, a conversion. Pure edits.
 
 Orders win over the configuration until they are taken back, are visible with their author and time,
 and are one document, so that they are changed as a whole and kept as a whole (DESIGN 3, 8). What an
-order does not say is the configuration's to say.
+order does not say is the configuration's to say. The one thing that the controller orders is the
+conversion of an instance, in the same document, so that how far it is and what state the instance
+is in are never told apart.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from datetime import datetime
 
 import msgspec
 
+from router.control.conversions import Phase, Progress
 from router.control.links import BandwidthMode, LinkHealth
+from router.domain.conversions import Conversion
 from router.domain.decision import Route, Rule, ThresholdMode
-from router.domain.errors import Conflict, NotFound
+from router.domain.errors import Changed, Conflict, NotFound
 from router.domain.topology import (
     Instance,
     InstanceState,
@@ -108,7 +112,10 @@ class InstanceOrder:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """All orders in force. `added` and `removed` are instances beyond the configured ones."""
+    """All orders in force. `added` and `removed` are instances beyond the configured ones.
+
+    `conversion` is the one that is under way, else the latest.
+    """
 
     thresholds: tuple[ThresholdOrder, ...] = ()
     overrides: tuple[OverrideOrder, ...] = ()
@@ -117,6 +124,7 @@ class Orders:
     added: Mapping[str, Instance] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
     policy: PolicyOrder | None = None
+    conversion: Progress | None = None
 
 
 _DECODER = msgspec.json.Decoder(Orders)
@@ -270,3 +278,67 @@ def without_instance(orders: Orders, configured: Mapping[str, Instance], name: s
         instances={key: each for key, each in orders.instances.items() if key != name},
         removed=tuple(sorted(removed)),
     )
+
+
+# -- the conversion
+
+
+def is_held(orders: Orders, configured: Mapping[str, Instance], conversion: Conversion) -> bool:
+    """Whether an instance is as its conversion left it: there, draining, in its old role."""
+    base = present(configured, orders).get(conversion.instance)
+    order = orders.instances.get(conversion.instance)
+    return (
+        base is not None
+        and order is not None
+        and order.state is InstanceState.DRAINING
+        and (order.role or base.role) is conversion.source
+    )
+
+
+def with_progress(
+    orders: Orders, configured: Mapping[str, Instance], before: Progress | None, after: Progress
+) -> Orders:
+    """Return the orders with the conversion so far, and its instance in the state of that phase.
+
+    Raises Changed where the conversion is not as it was `before`, by the word of another leader or
+    of an operator, or where its instance is not; Conflict and NotFound where it cannot begin.
+    """
+    if orders.conversion != before:
+        raise Changed("the conversion went on by another word")
+    orders, conversion = replace(orders, conversion=after), after.conversion
+    if before is None or before.phase.is_over:
+        return _with_drained(orders, configured, conversion)
+    held = is_held(orders, configured, conversion)
+    match after.phase:
+        case Phase.SETTLED:
+            if not held:
+                raise Changed(f"{conversion.instance} was changed by somebody else")
+            return with_instance(
+                orders, configured, conversion.instance, InstanceOrder(role=conversion.target)
+            )
+        case Phase.ROLLED_BACK if held:
+            return with_instance(
+                orders, configured, conversion.instance, InstanceOrder(role=conversion.source)
+            )
+        case _:
+            return orders
+
+
+def with_abort(orders: Orders, by: str) -> Orders:
+    """Return the orders with the conversion under way aborted. Raises NotFound, Conflict."""
+    progress = orders.conversion
+    if progress is None or progress.phase.is_over:
+        raise NotFound("no conversion is under way")
+    if progress.phase is Phase.UNDOING:
+        raise Conflict("the conversion is being put back already")
+    return replace(orders, conversion=replace(progress, aborted_by=by))
+
+
+def _with_drained(
+    orders: Orders, configured: Mapping[str, Instance], conversion: Conversion
+) -> Orders:
+    order = orders.instances.get(conversion.instance, InstanceOrder())
+    if order.state is not None:
+        raise Conflict(f"{conversion.instance} is {order.state} by an operator's word")
+    drained = InstanceOrder(InstanceState.DRAINING, conversion.source)
+    return with_instance(orders, configured, conversion.instance, drained)

@@ -12,6 +12,8 @@ from router.domain.topology import ClusterKind
 from router.domain.units import Seconds, Tokens, to_gbps
 from router.ports import Clock
 from router.service.admission import Admission
+from router.service.balance import BalanceLoop
+from router.service.balance_documents import describe_findings, describe_progress
 from router.service.config_record import ConfigRecord
 from router.service.decisions import Document
 from router.service.fleet import Fleet, Member
@@ -20,6 +22,7 @@ from router.service.leadership import Leadership
 from router.service.links import LinkBoard
 from router.service.models import ModelCatalog, ServedModel
 from router.service.operator import Operator
+from router.service.order_book import OrderBook
 from router.service.orders import OverrideOrder, PairScope
 from router.service.pools import PoolBook
 from router.service.tenants import TenantBook
@@ -48,6 +51,8 @@ class StateReport:
         describe_workers: Callable[[], Awaitable[Document]],
         tokenizers: Mapping[str, Callable[[], Document]],
         config: ConfigRecord,
+        balance: BalanceLoop,
+        orders: OrderBook,
     ) -> None:
         """`store` names the kind of store, without credentials.
 
@@ -73,6 +78,8 @@ class StateReport:
         self._store = store
         self._store_is_up = store_is_up
         self._tokenizers = tokenizers
+        self._balance = balance
+        self._orders = orders
 
     async def whole(self) -> Document:
         """Return everything in one document."""
@@ -91,11 +98,19 @@ class StateReport:
             "policy": self.policy(),
             "thresholds": self.pair_thresholds(),
             "solved": self._describe_solved(),
+            **self.conversion(),
             "queue": self._admission.describe(self._tenants.names),
             "prefill_queue": self._binding.describe(),
             "overrides": [self.override(order) for order in self._operator.overrides],
             "index": {"sources": [source(report) for report in await self._index.describe()]},
             "pools": self.pools(),
+        }
+
+    def conversion(self) -> Document:
+        """Return what the long loop found, and how far the latest conversion is."""
+        return {
+            "balance": describe_findings(self._balance.findings),
+            "conversion": describe_progress(self._orders.orders.conversion),
         }
 
     def pools(self) -> list[Document]:

@@ -13,7 +13,6 @@ from router.settings.fleet_checks import check_addresses, note_idle_parts
 from router.settings.root import Settings
 from router.settings.secrets import digest_key
 from router.settings.serving import HfTokenizerSettings
-from router.settings.tuning import SchedulerSettings
 from router.settings.validation import Complaint, suggest
 
 CONNECTORS: Final = ("nixl", "mooncake", "offloading-p2p", "lmcache", "none")
@@ -248,7 +247,7 @@ def note_oddities(settings: Settings) -> Iterator[str]:
         if cluster.kind is ClusterKind.PRFAAS and cluster.name not in sources:
             yield f"no link leaves {cluster.name}: it will never be used"
     yield from note_idle_parts(settings)
-    yield from _note_what_does_not_run(settings.scheduler)
+    yield from _note_what_does_not_run(settings)
     if settings.scheduler.policy == "slack":
         yield from _note_unprofiled(settings)
     if not settings.tenants and settings.server.host not in {"127.0.0.1", "::1", "localhost"}:
@@ -271,7 +270,16 @@ def _note_unprofiled(settings: Settings) -> Iterator[str]:
             )
 
 
-def _note_what_does_not_run(scheduler: SchedulerSettings) -> Iterator[str]:
-    """Yield the settings of the rule and its loops that are read but not acted on."""
-    if scheduler.long_loop.actuator != "dry_run":
-        yield f"long_loop.actuator {scheduler.long_loop.actuator!r} is not there: nothing converts"
+def _note_what_does_not_run(settings: Settings) -> Iterator[str]:
+    """Yield the settings of the loops that are read but not acted on."""
+    actuator = settings.scheduler.long_loop.actuator
+    if actuator not in {"dry_run", "label"}:
+        yield f"long_loop.actuator {actuator!r} is not there: nothing converts"
+    elif actuator == "label" and not _any_convertible(settings):
+        yield "long_loop.actuator 'label': no instance is `convertible`, so nothing converts"
+
+
+def _any_convertible(settings: Settings) -> bool:
+    return any(
+        instance.convertible for cluster in settings.clusters for instance in cluster.instances
+    )

@@ -59,6 +59,13 @@ class InstanceSettings(Section):
     pool_member: Text | None = None
     """`instance_id` of its LMCache server in the cluster's `pool`; left out, its own name."""
 
+    convertible: bool = False
+    """Whether the long loop may convert it between prefill and decode. Off, since most engines are
+    started for one role; with actuator `label` it must serve both as it runs."""
+    hardware: Text | None = None
+    """What it runs on; left out, what its pool's profile names. One on other hardware than the
+    profile's is never converted: the model knows nothing of it."""
+
     @model_validator(mode="after")
     def _events_cohere(self) -> Self:
         if self.kv_replay is not None and self.kv_events is None:

@@ -66,6 +66,8 @@ def build_instance(entry: InstanceSettings, cluster: str, settings: Settings) ->
         kv_events=entry.kv_events,
         kv_replay=entry.kv_replay,
         pool_member=entry.pool_member,
+        convertible=entry.convertible,
+        hardware=entry.hardware,
     )
 
 

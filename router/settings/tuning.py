@@ -85,6 +85,17 @@ class LongLoopSettings(Section):
     """The window over which the balance of equation 8 is measured."""
     confirm_windows: PositiveCount = 5
     """Windows for which the predicted gain must hold: a conversion costs minutes of capacity."""
+    min_gain: Ratio = 0.05
+    """Least predicted rise of what is sustained: profiles are interpolated to some percent."""
+    dwell_seconds: Duration = 600
+    """Least time from the end of a conversion to the next one: ten windows show what it did."""
+    drain_timeout_seconds: PositiveDuration = 900
+    """Longest time to become idle; then the conversion is rolled back. At 40 tokens a second, the
+    example's SLO, answers of 36,000 tokens end within it."""
+    act_timeout_seconds: PositiveDuration = 300
+    """Longest time for the actuator to act, and to undo: engines load weights for minutes."""
+    verify_timeout_seconds: PositiveDuration = 300
+    """Longest time until the new role is served; then the conversion is rolled back."""
     actuator: Literal["dry_run", "label", "sglang", "kubernetes", "webhook"] = "dry_run"
     """What carries a conversion out. `dry_run` only proposes, the safe start."""
 

@@ -9,6 +9,7 @@ from kvmeta.types import SourceState
 from router.domain.decision import Reason, Regime, Route
 from router.domain.topology import Role
 from router.service.config_record import ReloadOutcome
+from router.service.conversions import ConversionOutcome
 from router.service.late_binding import BindingOutcome
 from router.service.relay_ports import FailureKind, Fallback, KvOutcome
 
@@ -61,6 +62,7 @@ LABELS: dict[str, frozenset[str]] = {
         "config_reloads_total": "outcome",
         "controller_leader": "",
         "controller_term": "",
+        "conversions_total": "outcome",
         "store_up": "",
     }.items()
 }
@@ -95,6 +97,7 @@ VALUES: dict[tuple[str, str], Iterable[str]] = {
     ("upstream_errors_total", "kind"): FailureKind,
     ("kv_bytes_total", "outcome"): KvOutcome,
     ("config_reloads_total", "outcome"): ReloadOutcome,
+    ("conversions_total", "outcome"): ConversionOutcome,
 }
 """Label values from a closed list, the product's own where the code has one."""
 

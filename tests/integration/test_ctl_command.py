@@ -62,6 +62,8 @@ async def prfaas(*arguments: str) -> int:
         ("threshold auto", "PUT", "threshold", {"mode": "auto"}),
         ("threshold off", "PUT", "threshold", {"mode": "off"}),
         ("threshold config --model m", "PUT", "threshold?model=m", {"mode": "config"}),
+        ("conversion", "GET", "conversion", None),
+        ("conversion abort", "DELETE", "conversion", None),
         ("policy", "GET", "policy", None),
         ("policy slack", "PUT", "policy", {"policy": "slack"}),
         ("policy config", "PUT", "policy", {"policy": "config"}),

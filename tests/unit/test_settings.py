@@ -132,6 +132,10 @@ def test_what_is_read_but_not_acted_on_is_noted() -> None:
     assert list(note_oddities(load_settings(EXAMPLE, asked))) == [
         "long_loop.actuator 'kubernetes' is not there: nothing converts",
     ]
+    label = {"PRFAAS_SCHEDULER__LONG_LOOP__ACTUATOR": "label"}
+    assert list(note_oddities(load_settings(EXAMPLE, label))) == [
+        "long_loop.actuator 'label': no instance is `convertible`, so nothing converts"
+    ]
 
 
 def test_a_rule_that_needs_profiles_asks_for_them(tmp_path: Path) -> None:

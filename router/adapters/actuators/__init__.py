@@ -1,0 +1,1 @@
+"""What carries conversions out at engines."""

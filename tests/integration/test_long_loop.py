@@ -1,0 +1,157 @@
+"""The long loop in a running gateway: it measures, proposes and, with `label`, converts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.fakes.scripted_engine import answer
+from tests.fakes.systems import Document, System, scripted_system
+
+MODEL: Mapping[str, Any] = {
+    "profiles": {"prfaas": "./profile.yaml", "pd": "./profile.yaml"},
+    # One second of decode a request: 64 requests a second for each decode instance.
+    "decode": {"max_concurrency": 64, "tokens_per_second_slo": 40, "expected_output_tokens": 40},
+}
+NAMES = "p0 d0 d1 d2 f0"
+CONVERTIBLE = {name: {"convertible": True} for name in ("p0", "d0", "d1", "d2")}
+
+
+def quick(actuator: str) -> Document:
+    """Loops that look often: a window has some samples, two of them confirm."""
+    return {
+        "signal_max_age_seconds": 1,
+        "threshold": {"mode": "auto", "tokens": 100, "min_tokens": 16, "max_tokens": 4000},
+        "short_loop": {"period_seconds": 0.05, "dwell_seconds": 0.1},
+        "long_loop": {
+            "period_seconds": 0.5,
+            "confirm_windows": 2,
+            "actuator": actuator,
+            "dwell_seconds": 3600,
+        },
+    }
+
+
+async def ask_for_long_prompts(system: System) -> None:
+    """A mix of 2,000 to 4,000 tokens: prefill is far too little for so many decodes."""
+    for i in range(110):
+        await system.complete(2000 + 18 * i)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Poll until a condition holds."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - what others change has no event
+            await asyncio.sleep(0.01)
+
+
+def balance(state: Document) -> Document:
+    """What the loop found of late; nothing before its first window."""
+    found: Document = state["balance"][0] if state["balance"] else {"verdict": None}
+    return found
+
+
+async def test_a_lack_of_prefill_converts_a_decode_without_a_failed_request(
+    tmp_path: Path,
+) -> None:
+    """Prompts grow long, prefill queues: `d` becomes a prefill under traffic, Lambda rises."""
+    async with scripted_system(
+        tmp_path, names=NAMES, entries=CONVERTIBLE, model=MODEL, scheduler=quick("label")
+    ) as system:
+        await ask_for_long_prompts(system)
+        calm = await system.until(lambda state: balance(state)["verdict"] == "balanced", 30)
+        assert calm["conversion"] is None
+        solved = system.gateway.core.operator.solved
+        before = solved.of("tiny", "east")
+        assert before is not None
+
+        answers: list[httpx.Response] = []
+
+        async def keep_asking() -> None:
+            while True:
+                answers.append(await system.complete(200))
+
+        asking = [asyncio.create_task(keep_asking()) for _ in range(3)]
+        system.engine("p0").waiting = 5
+        begun = await system.until(lambda state: state["conversion"] is not None, 30)
+        name = begun["conversion"]["instance"]
+        assert name.startswith("d")
+        assert begun["conversion"]["target"] == "prefill"
+        done = await system.until(lambda state: state["conversion"]["over"], 60)
+        assert done["conversion"]["phase"] == "settled", done["conversion"]
+        asked = len(answers)
+        await until(lambda: len(answers) >= asked + 20)
+        for task in asking:
+            task.cancel()
+        assert {each.status_code for each in answers} == {200}
+        assert {each["name"]: each["role"] for each in done["instances"]}[name] == "prefill"
+        assert all(each["state"] == "active" for each in done["instances"])
+
+        def prefills() -> int:
+            now = solved.of("tiny", "east")
+            return 0 if now is None else now.solved.today.deployment.pds[0].prefill
+
+        await until(lambda: prefills() == 2)
+        after = solved.of("tiny", "east")
+        assert after is not None
+        assert after.solved.rate > 1.2 * before.solved.rate
+
+        metrics = await system.metrics()
+        assert metrics.total("conversions_total", outcome="proposed") == 1
+        assert metrics.total("conversions_total", outcome="settled") == 1
+        audit = (await system.order("GET", "audit"))["audit"]
+        assert {each["by"] for each in audit} == {"controller"}
+        assert audit[0]["after"]["instance"]["role"] == "prefill"
+
+
+async def test_a_dry_run_only_proposes(tmp_path: Path) -> None:
+    """By default nothing is changed: what would be done stands in the state, with its reasons.
+
+    An engine that tells nothing any more makes its stage unknown, and ends the proposal.
+    """
+    async with scripted_system(
+        tmp_path, names=NAMES, model=MODEL, scheduler=quick("dry_run")
+    ) as system:
+        await ask_for_long_prompts(system)
+        system.engine("p0").waiting = 5
+        state = await system.until(lambda state: balance(state)["verdict"] == "proposed", 30)
+        proposal = balance(state)["proposal"]
+        assert (proposal["source"], proposal["target"]) == ("decode", "prefill")
+        assert (proposal["prefill"], proposal["decode"]) == (1, 3)
+        assert proposal["balance_residual"] < 0
+        assert proposal["next_rate"] > proposal["rate"]
+        assert state["conversion"] is None
+
+        system.engine("p0").on("/metrics", answer(500))
+        blind = await system.until(lambda state: balance(state)["verdict"] == "unknown", 30)
+        assert balance(blind)["prefill"] is None
+        assert balance(blind)["proposal"] is None
+
+
+async def test_an_operator_sees_and_aborts_a_conversion(tmp_path: Path) -> None:
+    """While a busy instance is drained its conversion is put back on an operator's word."""
+    async with scripted_system(
+        tmp_path, names=NAMES, entries=CONVERTIBLE, model=MODEL, scheduler=quick("label")
+    ) as system:
+        assert (await system.admin("DELETE", "conversion")).status_code == 404
+        await ask_for_long_prompts(system)
+        system.engine("p0").waiting = 5
+        for name in ("d0", "d1", "d2"):
+            system.engine(name).running = 1
+        begun = await system.until(lambda state: state["conversion"] is not None, 30)
+        name = begun["conversion"]["instance"]
+        assert {each["name"]: each["state"] for each in begun["instances"]}[name] == "draining"
+        shown = await system.order("DELETE", "conversion")
+        assert shown["conversion"]["aborted_by"]
+        done = await system.until(lambda state: state["conversion"]["over"], 30)
+        assert done["conversion"]["phase"] == "rolled_back"
+        assert done["conversion"]["cause"].startswith("aborted by")
+        assert {each["name"]: each["state"] for each in done["instances"]}[name] == "active"
+        assert {each["name"]: each["role"] for each in done["instances"]}[name] == "decode"
+        audit = (await system.order("GET", "audit"))["audit"]
+        actions = [each["action"] for each in audit]
+        assert actions[:3] == ["conversion.rolled_back", "conversion.abort", "conversion.draining"]
