@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import assert_never
 
 from router.compose.models import CompositionError
 from router.compose.scenarios import build_scenario, read_trace
+from router.control.balance import BalanceRules
+from router.control.conversions import ConversionRules
 from router.control.slack import SlackRules
 from router.domain.topology import Role
 from router.domain.units import from_gbps
@@ -19,6 +22,7 @@ from router.settings.simulated import (
     SimulationSettings,
 )
 from router.sim.arrivals import Arrivals, GammaArrivals, MmppArrivals, PoissonArrivals
+from router.sim.long_loops import LongLoopSpec
 from router.sim.plants import Conversion, Incident, LinkChange
 from router.sim.studies import Study, link_name
 from router.sim.traffic import SessionTraffic, SingleTraffic, TraceTraffic, Traffic
@@ -64,6 +68,23 @@ def build_study(loaded: LoadedScenario, *, requests: int | None = None) -> Study
         recurrent=told.recurrent,
         fabric=scenario.local_link,
         slack=SlackRules(aging=told.aging_seconds),
+        long_loop=_long_loop(told, loaded.settings.workload.output_tokens),
+    )
+
+
+def _long_loop(told: SimulationSettings, output_tokens: float) -> LongLoopSpec | None:
+    """Return the long loop that is asked for, if one is; raises CompositionError."""
+    loop = told.long_loop
+    if loop is None:
+        return None
+    if told.conversions:
+        raise CompositionError("simulation.long_loop converts by itself: leave out conversions")
+    return LongLoopSpec(
+        output_tokens,
+        loop.period_seconds,
+        BalanceRules(loop.confirm_windows, loop.min_gain, loop.dwell_seconds),
+        ConversionRules(lease=loop.lease_seconds, verify=math.inf),
+        loop.changeover_seconds,
     )
 
 

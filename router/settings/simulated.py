@@ -15,6 +15,7 @@ from router.settings.fields import (
     PositiveDuration,
     PositiveNumber,
     PositiveTokens,
+    Ratio,
     Section,
     TokenCount,
 )
@@ -104,6 +105,23 @@ class ConversionSettings(Section):
     """How long the change takes once it is drained: a restart that loads weights."""
 
 
+class LongLoopSettings(Section):
+    """The long loop in a simulation; defaults are those of `scheduler.long_loop`."""
+
+    period_seconds: Spell = 60
+    """The window over which stages are measured."""
+    confirm_windows: PositiveCount = 5
+    """Windows for which the predicted gain must hold."""
+    min_gain: Ratio = 0.05
+    """Least predicted rise of what is sustained."""
+    dwell_seconds: Duration = 600
+    """Least time from the end of a conversion to the next one."""
+    lease_seconds: Duration = 30
+    """How long a prefill instance keeps blocks after its last hand-off."""
+    changeover_seconds: Duration = 60
+    """How long the change takes once an instance is drained: a restart that loads weights."""
+
+
 class SimulationSettings(Section):
     """What `prfaas simulate` adds to a scenario."""
 
@@ -125,6 +143,9 @@ class SimulationSettings(Section):
     """Bandwidths that change."""
     conversions: tuple[ConversionSettings, ...] = ()
     """Instances that change their roles."""
+    long_loop: LongLoopSettings | None = None
+    """Conversions as production's long loop makes them, where contestants have a link; left out,
+    none. Contestants with a solved t have it solved for the lengths of late as well."""
     aging_seconds: PositiveDuration = 15
     """Wait after which `slack` lets a prompt go first; more of it is more goodput and a longer
     tail."""

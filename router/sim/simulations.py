@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from router.control.admission import AdmissionRules, FairQueue, Lane, Waiting
+from router.control.conversions import Phase
 from router.domain.decision import Decision, NoRoute, Reason, Route, Rule
+from router.domain.topology import Role
 from router.domain.units import BytesPerSecond, Seconds, Tokens
 from router.policy.route import decide, decide_local
 from router.sim.instances import Instance
 from router.sim.kernel import Calendar
 from router.sim.late_binding import LateBinding
+from router.sim.long_loops import LongLoop
 from router.sim.plants import Conversion, Incident, LinkChange, PlantSpec, Reference
 from router.sim.records import Outcome, Record
 from router.sim.system import Job, System, Wire
@@ -43,17 +46,20 @@ class Simulation:
         reference: Reference,
         incidents: tuple[Incident, ...] = (),
         solve: Solver | None = None,
+        long_loop: LongLoop | None = None,
     ) -> None:
         """`count` requests are taken from `demands`; all of them are served to their end.
 
-        With `solve` the threshold follows what the links' telemetry says, as in mode `auto`.
+        With `solve` the threshold follows what the links' telemetry says, as in mode `auto`. With
+        a long loop instances are converted, and t is the loop's to solve.
         """
         self.plant = plant
         self.records: list[Record] = []
         self.calendar = Calendar()
         self.system = System(plant)
         self._reference = reference
-        self._solve = solve
+        self._solve = solve if long_loop is None else None
+        self._long_loop = long_loop
         self._solved_for = {spec.source: spec.rate for spec in plant.links}
         self._demands = islice(demands, count)
         self._queue = FairQueue(AdmissionRules(queue_size=plant.rule.queue_size))
@@ -75,6 +81,8 @@ class Simulation:
         self._await_next()
         if self.system.wires:
             self.calendar.at(SHORT_LOOP_SECONDS, self._step_links, None)
+        if self._long_loop is not None:
+            self.calendar.at(SHORT_LOOP_SECONDS, self._step_long_loop, self._long_loop)
         self.calendar.run()
         return self.records
 
@@ -149,6 +157,12 @@ class Simulation:
             job.admitted = now
         job.attempts += 1
         job.decision = decision
+        if self._long_loop is not None and job.attempts == 1:
+            self._long_loop.note(
+                uncached=decision.uncached_tokens,
+                computed=decision.compute_uncached_tokens,
+                offloaded=decision.route is Route.PRFAAS,
+            )
         decode = self.system.named[decision.decode.instance]
         prefill = (
             decode if decision.prefill is None else self.system.named[decision.prefill.instance]
@@ -356,11 +370,30 @@ class Simulation:
             self._reroute(successor)
         self._watch(wire)
 
+    def _step_long_loop(self, loop: LongLoop) -> None:
+        """Look once more, and let an instance be as its conversion has it."""
+        progress = loop.step(self.system, self.calendar.now)
+        if progress is not None:
+            conversion = progress.conversion
+            match progress.phase:
+                case Phase.DRAINING:
+                    self._withdraw(conversion.instance)
+                case Phase.SETTLED:
+                    self._serve(conversion.instance, conversion.target)
+                case Phase.ROLLED_BACK:
+                    self._serve(conversion.instance, conversion.source)
+                case _:
+                    pass
+        if self._left:
+            self.calendar.at(self.calendar.now + SHORT_LOOP_SECONDS, self._step_long_loop, loop)
+
     def _drain(self, conversion: Conversion) -> None:
-        instance = self.system.named[conversion.instance]
-        instance.ready = False
-        self.system.refresh()
+        self._withdraw(conversion.instance)
         self._convert_when_empty(conversion)
+
+    def _withdraw(self, name: str) -> None:
+        self.system.named[name].ready = False
+        self.system.refresh()
 
     def _convert_when_empty(self, conversion: Conversion) -> None:
         instance, now = self.system.named[conversion.instance], self.calendar.now
@@ -371,8 +404,12 @@ class Simulation:
             self.calendar.at(now + conversion.seconds, self._convert, conversion)
 
     def _convert(self, conversion: Conversion) -> None:
-        instance = self.system.named[conversion.instance]
-        instance.role = conversion.role
+        self._serve(conversion.instance, conversion.role)
+
+    def _serve(self, name: str, role: Role) -> None:
+        """Let an instance work in a role, with nothing cached."""
+        instance = self.system.named[name]
+        instance.role = role
         instance.ready = True
         instance.cache.clear()
         self.system.refresh()

@@ -13,6 +13,7 @@ from router.control.slack import SlackRules
 from router.domain.decision import Rule, ThresholdMode
 from router.domain.topology import ClusterKind
 from router.domain.units import BytesPerSecond, Seconds, Tokens
+from router.sim.long_loops import LongLoop, LongLoopSpec
 from router.sim.plants import (
     DecodeSpec,
     Incident,
@@ -69,7 +70,7 @@ class Study:
     `deployment` is the PrfaaS-PD system with N_p and N_d as they are; `baseline` the homogeneous
     pool. `threshold` is the static t. `caches` are an instance's cached tokens by cluster, the
     baseline's under its own name. The first `warmup` and last `cooldown` of `requests` are left
-    out of the figures.
+    out of the figures. With `long_loop` the contestants with a link convert instances.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Study:
     fabric: BytesPerSecond = BytesPerSecond(100e9)  # noqa: RUF009 - a number with its unit
     slack: SlackRules = SlackRules()
     note: str = ""
+    long_loop: LongLoopSpec | None = None
 
     def __post_init__(self) -> None:
         if len(self.deployment.pds) != 1:
@@ -97,11 +99,12 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A contestant that is ready to run: the plant, and how t follows the links."""
+    """A contestant that is ready to run: the plant, how t follows the links, who is converted."""
 
     plant: PlantSpec
     solve: Solver | None
     incidents: tuple[Incident, ...]
+    long_loop: LongLoopSpec | None = None
 
 
 def prepare(study: Study, contestant: Contestant, workload: Workload) -> Entry:
@@ -122,7 +125,8 @@ def prepare(study: Study, contestant: Contestant, workload: Workload) -> Entry:
             return Entry(_build(study, naive, rule), None, study.incidents)
         case Contestant.PAPER:
             rule = RuleSpec(tokens=study.threshold)
-            return Entry(_build(study, deployment, rule), None, study.incidents)
+            loop = None if study.long_loop is None else replace(study.long_loop, threshold=None)
+            return Entry(_build(study, deployment, rule), None, study.incidents, loop)
         case Contestant.TUNED:
             rule = RuleSpec(tokens=tuned)
         case Contestant.TOTAL:
@@ -133,7 +137,7 @@ def prepare(study: Study, contestant: Contestant, workload: Workload) -> Entry:
             rule = RuleSpec(rule=Rule.SLACK, tokens=tuned, slack=study.slack)
         case _:
             assert_never(contestant)
-    return Entry(_build(study, deployment, rule), solve, study.incidents)
+    return Entry(_build(study, deployment, rule), solve, study.incidents, study.long_loop)
 
 
 def find_workload(study: Study) -> Workload:
@@ -158,6 +162,7 @@ def simulate_once(study: Study, contestant: Contestant, seed: int) -> list[Recor
         _promise(study, workload),
         entry.incidents,
         entry.solve,
+        None if entry.long_loop is None else LongLoop(entry.long_loop),
     ).run()
 
 

@@ -12,7 +12,7 @@ from router.commands.app import run
 from router.compose.studies import build_study
 from router.settings.scenarios import load_scenario
 from router.sim.plants import Conversion, LinkChange
-from router.sim.studies import Contestant
+from router.sim.studies import Contestant, find_workload, prepare
 from router.sim.tournaments import compare, list_runs, rank, run_all
 from router.sim.traffic import SessionTraffic, TraceTraffic
 
@@ -100,6 +100,10 @@ def a_scenario(directory: Path, simulation: str) -> str:
         ("  surprise: 1", "simulation.surprise"),
         ("  links: [{at_seconds: 1, from: nowhere, gbps: 1}]", "nowhere"),
         ("  conversions: [{at_seconds: 1, instance: pd-east-p9, role: decode}]", "pd-east-p9"),
+        (
+            "  conversions: [{at_seconds: 1, instance: pd-east-p0, role: decode}]\n  long_loop: {}",
+            "leave out conversions",
+        ),
     ],
 )
 def test_what_cannot_be_simulated_is_told_in_one_line(
@@ -132,6 +136,22 @@ def test_conversions_and_link_changes_are_read(tmp_path: Path) -> None:
     assert change == LinkChange(5, "prfaas-west-pd-east", 1e9)  # type: ignore[arg-type]
     assert isinstance(conversion, Conversion)
     assert (conversion.instance, conversion.seconds) == ("pd-east-p0", 3)
+
+
+def test_a_long_loop_is_read_for_the_contestants_with_a_link(tmp_path: Path) -> None:
+    """It solves t where the contestant does, and leaves a static t and the baseline alone."""
+    study = build_study(
+        load_scenario(a_scenario(tmp_path, "  long_loop: {period_seconds: 20, min_gain: 0.1}"), {})
+    )
+    workload = find_workload(study)
+    loops = {each: prepare(study, each, workload).long_loop for each in Contestant}
+    tuned, paper = loops[Contestant.TUNED], loops[Contestant.PAPER]
+    assert tuned is not None
+    assert (tuned.period, tuned.rules.gain) == (20, 0.1)
+    assert tuned.threshold is not None
+    assert paper is not None
+    assert paper.threshold is None
+    assert loops[Contestant.HOMOGENEOUS] is loops[Contestant.NAIVE] is None
 
 
 def test_ratios_are_of_means_with_the_jackknifes_interval() -> None:
