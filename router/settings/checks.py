@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import Final
 
 from router.domain.topology import ClusterKind, Role
+from router.settings.actuator_checks import check_actuator, note_unscaled
 from router.settings.errors import KeyPath, format_path
 from router.settings.fleet_checks import check_addresses, note_idle_parts
 from router.settings.root import Settings
@@ -38,6 +39,7 @@ def check_settings(settings: Settings) -> Iterator[Complaint]:
     yield from check_bodies(settings)
     yield from check_cors(settings)
     yield from check_pools(settings)
+    yield from check_actuator(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,7 @@ def note_oddities(settings: Settings) -> Iterator[str]:
         if cluster.kind is ClusterKind.PRFAAS and cluster.name not in sources:
             yield f"no link leaves {cluster.name}: it will never be used"
     yield from note_idle_parts(settings)
+    yield from note_unscaled(settings)
     yield from _note_what_does_not_run(settings)
     if settings.scheduler.policy == "slack":
         yield from _note_unprofiled(settings)

@@ -81,7 +81,7 @@ def fingerprint_of(loaded: Loaded) -> str:
     return hashlib.sha256(masked.encode()).hexdigest()[:12]
 
 
-_SECRETS: Final = frozenset({"api_key", "api_keys", "key", "cache_salt"})
+_SECRETS: Final = frozenset({"api_key", "api_keys", "key", "cache_salt", "secret"})
 
 
 def _mask(value: object) -> object:

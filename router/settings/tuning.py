@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from router.domain.decision import ThresholdMode, UnknownMetadata
+from router.settings.actuators import KubernetesSettings, SglangSettings, WebhookSettings
 from router.settings.fields import (
     BandwidthMode,
     Count,
@@ -97,7 +98,14 @@ class LongLoopSettings(Section):
     verify_timeout_seconds: PositiveDuration = 300
     """Longest time until the new role is served; then the conversion is rolled back."""
     actuator: Literal["dry_run", "label", "sglang", "kubernetes", "webhook"] = "dry_run"
-    """What carries a conversion out. `dry_run` only proposes, the safe start."""
+    """What carries a conversion out. `dry_run` only proposes, the safe start; `label` changes the
+    role here alone, for engines that serve both; the others have their own sections."""
+    sglang: SglangSettings = SglangSettings()
+    """How engines are asked, with `actuator: sglang`."""
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    """What is scaled, with `actuator: kubernetes`."""
+    webhook: WebhookSettings = WebhookSettings()
+    """Who is asked, with `actuator: webhook`."""
 
 
 class SlackSettings(Section):

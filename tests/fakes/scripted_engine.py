@@ -374,8 +374,9 @@ class _Connection(asyncio.Protocol):
 
     def reset(self) -> None:
         """Leave with an RST: linger 0 makes close() throw away what is queued."""
-        raw: socket.socket = self.transport.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raw: socket.socket | None = self.transport.get_extra_info("socket")
+        if raw is not None:  # TLS has none any more where it is about to close
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def _cancel_idle(self) -> None:

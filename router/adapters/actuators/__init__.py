@@ -1,1 +1,1 @@
-"""What carries conversions out at engines."""
+"""What carries conversions out (`router.ports.Actuator`), each in its own words."""
