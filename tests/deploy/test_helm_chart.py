@@ -91,7 +91,8 @@ def test_every_object_carries_the_standard_and_the_common_labels(chart: helm.Cha
         labels = document["metadata"]["labels"]
         assert labels["app.kubernetes.io/instance"] == "demo", kind
         assert labels["team"] == "inference", kind
-        assert document["metadata"]["namespace"] == "serving", kind
+        where = "engines" if kind.startswith("Role") else "serving"
+        assert document["metadata"]["namespace"] == where, kind
 
 
 def test_the_chart_and_the_package_have_one_version() -> None:
@@ -103,6 +104,26 @@ def test_the_chart_and_the_package_have_one_version() -> None:
 
 
 # ---------------------------------------------------------------------------- the pod
+
+SHARED: Object = {"config": {"store": {"url": "redis://redis:6379"}}}
+
+SCALING: Object = {
+    "scheduler": {
+        "long_loop": {
+            "actuator": "kubernetes",
+            "kubernetes": {
+                "workloads": [
+                    {
+                        "cluster": "pd",
+                        "prefill": {"name": "pd-prefill"},
+                        "decode": {"name": "pd-decode"},
+                    }
+                ]
+            },
+        }
+    }
+}
+"""What makes the gateway scale two stateful sets."""
 
 
 @pytest.mark.parametrize("values", [None, FULL], ids=["default", "full"])
@@ -125,6 +146,61 @@ def test_no_token_is_mounted_by_default(chart: helm.Chart) -> None:
     objects = render(chart)
     assert objects["ServiceAccount"]["automountServiceAccountToken"] is False
     assert pod_spec(objects)["automountServiceAccountToken"] is False
+
+
+def test_only_who_scales_has_a_token(chart: helm.Chart) -> None:
+    """With the actuator the gateway's pods carry the account's token, the ingest's do not."""
+    objects = render(chart, SHARED | {"config": SHARED["config"] | SCALING})
+    assert objects["ServiceAccount"]["automountServiceAccountToken"] is False
+    assert pod_spec(objects)["automountServiceAccountToken"] is True
+    ingest = objects["Deployment/kvmeta"]["spec"]["template"]["spec"]
+    assert ingest["automountServiceAccountToken"] is False
+
+
+def test_the_right_to_scale_names_what_is_scaled(chart: helm.Chart) -> None:
+    """Stateful sets alone need no right on pods; where the engines are, for our account."""
+    objects = render(chart, {"config": SCALING})
+    names = ["pd-prefill", "pd-decode"]
+    assert objects["Role"]["rules"] == [
+        {
+            "apiGroups": ["apps"],
+            "resources": ["statefulsets"],
+            "resourceNames": names,
+            "verbs": ["get"],
+        },
+        {
+            "apiGroups": ["apps"],
+            "resources": ["statefulsets/scale"],
+            "resourceNames": names,
+            "verbs": ["get", "update"],
+        },
+    ]
+    assert objects["Role"]["metadata"]["namespace"] == "serving"
+    binding = objects["RoleBinding"]
+    assert binding["roleRef"]["name"] == objects["Role"]["metadata"]["name"]
+    (subject,) = binding["subjects"]
+    account = objects["ServiceAccount"]["metadata"]
+    assert (subject["name"], subject["namespace"]) == (account["name"], account["namespace"])
+
+
+def test_every_kind_of_workload_has_its_right(chart: helm.Chart) -> None:
+    """By the API group of each; pods may be marked for removal only where a Deployment is."""
+    rules = render(chart, FULL)["Role"]["rules"]
+    rights = {
+        (rule["apiGroups"][0], resource): (rule.get("resourceNames"), rule["verbs"])
+        for rule in rules
+        for resource in rule["resources"]
+    }
+    group = "leaderworkerset.x-k8s.io"
+    assert rights == {
+        ("apps", "statefulsets"): (["pd-prefill", "pd-decode"], ["get"]),
+        ("apps", "statefulsets/scale"): (["pd-prefill", "pd-decode"], ["get", "update"]),
+        ("apps", "deployments"): (["kimi-prefill"], ["get"]),
+        ("apps", "deployments/scale"): (["kimi-prefill"], ["get", "update"]),
+        ("", "pods"): (None, ["get", "list", "patch"]),
+        (group, "leaderworkersets"): (["kimi-decode"], ["get"]),
+        (group, "leaderworkersets/scale"): (["kimi-decode"], ["get", "update"]),
+    }
 
 
 @pytest.mark.parametrize("values", [None, FULL], ids=["default", "full"])
@@ -252,9 +328,6 @@ def test_the_network_policy_admits_whom_it_names(chart: helm.Chart) -> None:
 
 
 # ---------------------------------------------------------------------------- the ingest
-
-
-SHARED = {"config": {"store": {"url": "redis://redis:6379"}}}
 
 
 @pytest.mark.parametrize(

@@ -77,3 +77,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $mode := dig "kvmeta" "ingest" "auto" .Values.config -}}
 {{- if and $shared (ne $mode "embedded") -}}true{{- else -}}false{{- end -}}
 {{- end -}}
+
+{{- /* Whether the gateway scales the engines' workloads, so that it needs a token and rights. */ -}}
+{{- define "prfaas-router.scales" -}}
+{{- eq "kubernetes" (dig "scheduler" "long_loop" "actuator" "dry_run" .Values.config) -}}
+{{- end -}}
+
+{{- define "prfaas-router.scaledNamespace" -}}
+{{- default .Release.Namespace (dig "scheduler" "long_loop" "kubernetes" "namespace" "" .Values.config) -}}
+{{- end -}}
