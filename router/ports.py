@@ -17,6 +17,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from router.domain.conversions import Conversion
+from router.domain.topology import Instance
 from router.domain.units import Seconds
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -232,6 +233,15 @@ class Actuator(Protocol):
     waits to some seconds. `act` and `undo` may be called again with the same conversion, by a
     controller that does not know how far the one before it came, and then change nothing more.
     """
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the instance itself takes the role; else another one does, and it ends."""
+        ...
+
+    def choose(self, model: str, instances: Sequence[Instance]) -> Sequence[Instance]:
+        """Return those of a model's live instances that it could convert next; no I/O."""
+        ...
 
     async def act(self, conversion: Conversion) -> None:
         """Have the engine take the target role. Raises ActuationFailed: nothing is known then."""

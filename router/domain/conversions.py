@@ -11,7 +11,8 @@ from router.domain.topology import Role
 class Conversion:
     """One instance of a PD cluster leaves a role for another.
 
-    `model` is the one whose stages are rebalanced by it.
+    `model` is the one whose stages are rebalanced by it. With `in_place` the instance takes the
+    target role itself; else it ends and another one comes in that role, as pods do.
     """
 
     model: str
@@ -19,6 +20,7 @@ class Conversion:
     instance: str
     source: Role
     target: Role
+    in_place: bool = True
 
     def __str__(self) -> str:
         return f"{self.instance} in {self.cluster}: {self.source} -> {self.target}"

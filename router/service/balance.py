@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +28,7 @@ from router.control.balance import (
 )
 from router.domain.decision import ThresholdMode
 from router.domain.errors import StoreAway
-from router.domain.topology import Cluster, ClusterKind, Role
+from router.domain.topology import Cluster, ClusterKind, Instance, Role
 from router.domain.units import Seconds, Tokens
 from router.ports import Clock
 from router.service.conversions import (
@@ -216,6 +216,7 @@ class BalanceLoop:
             for member in self._fleet.members_of(pd.name, model.name)
             if self._fleet.is_ready(member)
         ]
+        free = self._free(model.name, [member.instance for member in ready])
         for member in ready:
             instance = member.instance
             partner = any(
@@ -227,10 +228,18 @@ class BalanceLoop:
             if (
                 instance.role is not Role.BOTH
                 and instance.hardware in (None, hardware)
-                and (instance.convertible or self._by.means.actuator is None)
+                and instance.name in free
                 and partner
             ):
                 yield Candidate(instance.name, instance.role, member.promised)
+
+    def _free(self, model: str, instances: Sequence[Instance]) -> frozenset[str]:
+        """Return who may be converted: all, or whom configuration and actuator give free."""
+        actuator = self._by.means.actuator
+        if actuator is not None:
+            convertible = [each for each in instances if each.convertible]
+            instances = actuator.choose(model, convertible)
+        return frozenset(each.name for each in instances)
 
     # -- a sample
 

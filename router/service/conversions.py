@@ -111,6 +111,8 @@ class Converter:
 
     async def begin(self, book: OrderBook, conversion: Conversion) -> None:
         """Let an instance be drained. Raises StoreAway; where it cannot begin it is only told."""
+        if self.means.actuator is not None:
+            conversion = replace(conversion, in_place=self.means.actuator.in_place)
         now = self._clock.now().timestamp()
         await self._write(
             book,

@@ -313,9 +313,8 @@ def with_progress(
         case Phase.SETTLED:
             if not held:
                 raise Changed(f"{conversion.instance} was changed by somebody else")
-            return with_instance(
-                orders, configured, conversion.instance, InstanceOrder(role=conversion.target)
-            )
+            role = conversion.target if conversion.in_place else conversion.source
+            return with_instance(orders, configured, conversion.instance, InstanceOrder(role=role))
         case Phase.ROLLED_BACK if held:
             return with_instance(
                 orders, configured, conversion.instance, InstanceOrder(role=conversion.source)

@@ -8,7 +8,7 @@ import pytest
 
 from router.domain.conversions import Conversion
 from router.domain.errors import ActuationFailed
-from router.domain.topology import Role
+from router.domain.topology import Instance, Role
 from router.ports import Actuator
 from tests.fakes.scripted_engine import (
     Close,
@@ -75,6 +75,14 @@ HALF_DEAD: dict[str, Script] = {
 
 class ActuatorSuite:
     """Every claim that an actuator is held to; give the fixture `world`."""
+
+    async def test_it_chooses_among_those_that_it_is_given(self, world: World) -> None:
+        """Without asking anybody, and never somebody else."""
+        host = "http://prefill-1.prefill.engines:8000"
+        live = [Instance("p1", "east", host, Role.PREFILL)]
+        assert list(world.actuator(PATIENT).choose("m", live)) == live
+        assert list(world.actuator(PATIENT).choose("m", [])) == []
+        assert world.engine.requests == []
 
     async def test_the_target_role_is_confirmed_once_it_is_served(self, world: World) -> None:
         """Asked for is not served: `confirm` says no until it is."""

@@ -327,6 +327,27 @@ class TestKubernetesActuator(ActuatorSuite):
             await world.actuator(PATIENT).act(CONVERSION)
         assert world.peer.writes() == []
 
+    async def test_the_last_ordinal_is_chosen(self, world: KubernetesWorld) -> None:
+        """Of each workload, by number; who is in none is not; of a Deployment anyone is."""
+
+        def instance(host: str, role: Role = Role.PREFILL, cluster: str = "east") -> Instance:
+            return Instance(host, cluster, f"http://{host}.engines:8000", role)
+
+        live = [
+            instance("prefill-9"),
+            instance("prefill-10"),
+            instance("prefill-x"),
+            instance("decode-0", Role.DECODE),
+            instance("other-11"),
+            instance("prefill-12", Role.BOTH),
+            instance("prefill-13", cluster="north"),
+        ]
+        chosen = world.actuator(PATIENT).choose("m", live)
+        assert [each.name for each in chosen] == ["prefill-10", "decode-0"]
+        world.use(WorkloadKind.DEPLOYMENT)
+        chosen = world.actuator(PATIENT).choose("m", live[:3])
+        assert chosen == live[:3]
+
     async def test_ordinals_may_begin_elsewhere(self, world: KubernetesWorld) -> None:
         """The last one is counted from the StatefulSet's own start."""
         world.peer.workloads["statefulsets", "prefill"].start = 5
@@ -463,6 +484,7 @@ class TestWebhookActuator(ActuatorSuite):
                 "instance": "p1",
                 "source": "prefill",
                 "target": "decode",
+                "in_place": True,
             },
             "phase": "act",
             "term": 7,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from router.adapters.memory_state import MemoryState
@@ -38,6 +41,10 @@ class ScriptedActuator:
         self.asked: list[str] = []
         self.refuses: set[str] = set()
         self.serves = True
+        self.in_place = True
+
+    def choose(self, _model: str, instances: Sequence[Instance]) -> Sequence[Instance]:
+        return instances
 
     async def act(self, conversion: Conversion) -> None:
         self._ask("act", conversion)
@@ -50,7 +57,7 @@ class ScriptedActuator:
         self._ask("undo", conversion)
 
     def _ask(self, what: str, conversion: Conversion) -> None:
-        assert conversion == TO_DECODE
+        assert conversion == replace(TO_DECODE, in_place=self.in_place)
         self.asked.append(what)
         if what in self.refuses:
             raise ActuationFailed(f"{what} was refused")
@@ -174,6 +181,17 @@ async def test_an_instance_is_drained_converted_and_put_to_work(controller: Cont
     ]
     assert {each["by"] for each in audit} == {"controller"}
     assert not await controller.converter.step(controller.book), "what is over is left alone"
+
+
+async def test_where_another_one_comes_the_instance_keeps_its_role(
+    controller: Controller,
+) -> None:
+    """It ended: should it ever come back, it is what it was and may be used."""
+    controller.actuator.in_place = False
+    await controller.reach(Phase.SETTLED)
+    assert controller.actuator.asked == ["act", "confirm"]
+    assert controller.described() == (InstanceState.ACTIVE, Role.PREFILL)
+    assert controller.book.orders.instances == {}
 
 
 async def test_busy_engines_are_waited_for(controller: Controller) -> None:

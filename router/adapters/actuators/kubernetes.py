@@ -9,7 +9,7 @@ converted; a Deployment is told by the pod's deletion cost which one to remove.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
@@ -21,7 +21,7 @@ from router.adapters.actuators.kube_api import KubeApi, Workload, WorkloadKind
 from router.adapters.actuators.scalings import Scaling, ScalingRecord
 from router.domain.conversions import Conversion
 from router.domain.errors import ActuationFailed
-from router.domain.topology import Role
+from router.domain.topology import Instance, Role
 
 _CHEAPEST: Final = -(2**31)
 """The least deletion cost that Kubernetes accepts."""
@@ -59,6 +59,23 @@ class KubernetesActuator:
         self._pairs = pairs
         self._find = find
         self._record = record
+
+    def choose(self, model: str, instances: Sequence[Instance]) -> Sequence[Instance]:
+        """Those of Deployments, and of each other workload the one with the highest ordinal."""
+        chosen: list[Instance] = []
+        last: dict[Workload, tuple[int, Instance]] = {}
+        for instance in instances:
+            pair = self._pair(instance.cluster, model)
+            if pair is None or instance.role is Role.BOTH:
+                continue
+            workload = pair.of(instance.role)
+            if workload.kind is WorkloadKind.DEPLOYMENT:
+                chosen.append(instance)
+                continue
+            ordinal = _ordinal(instance, workload)
+            if ordinal is not None and (workload not in last or last[workload][0] < ordinal):
+                last[workload] = ordinal, instance
+        return [*chosen, *(instance for _, instance in last.values())]
 
     async def act(self, conversion: Conversion) -> None:
         """Remove the instance's pod, then have another one of the target role.
@@ -119,16 +136,17 @@ class KubernetesActuator:
 
         Raises ActuationFailed where the workload would remove another one.
         """
-        host = urlsplit(find_instance(self._find, instance).url).hostname or ""
+        found = find_instance(self._find, instance)
         if workload.kind is WorkloadKind.DEPLOYMENT:
+            host = _host(found)
             return await self._api.find_pod(host, address=_is_address(host))
         seen = await self._api.read_readiness(workload)
         first = 0 if seen is None else seen.first_ordinal
-        last = f"{workload.name}-{first + replicas - 1}"
-        if host.partition(".")[0] != last:
+        last = first + replicas - 1
+        if _ordinal(found, workload) != last:
             raise ActuationFailed(
-                f"kubernetes: {workload} removes its pod {last} first, and the URL of {instance}"
-                " does not name it"
+                f"kubernetes: {workload} removes its pod {workload.name}-{last} first, and the URL"
+                f" of {instance} does not name it"
             )
         return None
 
@@ -150,15 +168,26 @@ class KubernetesActuator:
 
     def _workloads(self, conversion: Conversion) -> tuple[Workload, Workload]:
         """Return the workload that shrinks and the one that grows."""
-        pairs = self._pairs
-        pair = pairs.get((conversion.cluster, conversion.model))
-        pair = pair or pairs.get((conversion.cluster, None))
+        pair = self._pair(conversion.cluster, conversion.model)
         if pair is None:
             raise ActuationFailed(
                 f"kubernetes: no workloads are configured for {conversion.model}"
                 f" in {conversion.cluster}"
             )
         return pair.of(conversion.source), pair.of(conversion.target)
+
+    def _pair(self, cluster: str, model: str) -> WorkloadPair | None:
+        return self._pairs.get((cluster, model)) or self._pairs.get((cluster, None))
+
+
+def _host(instance: Instance) -> str:
+    return urlsplit(instance.url).hostname or ""
+
+
+def _ordinal(instance: Instance, workload: Workload) -> int | None:
+    """Return the ordinal of the pod that an instance's URL names, None for no pod of it."""
+    name, _, ordinal = _host(instance).partition(".")[0].rpartition("-")
+    return int(ordinal) if name == workload.name and ordinal.isdecimal() else None
 
 
 def _is_address(host: str) -> bool:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from router.domain.conversions import Conversion
 from router.domain.errors import ActuationFailed, NotFound
+from router.domain.topology import Instance
 from router.service.fleet import Fleet, Member
 
 
 class LabelActuator:
     """Implements `Actuator` for instances that are marked `convertible`: there is nothing to do."""
 
+    in_place = True
+
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+
+    def choose(self, _model: str, instances: Sequence[Instance]) -> Sequence[Instance]:
+        """Any of them."""
+        return instances
 
     async def act(self, conversion: Conversion) -> None:
         """Leave the engine alone. Raises ActuationFailed for one that is not marked."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -59,6 +59,10 @@ class SglangActuator:
         self._clock = clock
         self._graph_memory = graph_memory_gb
         self._pause = pause
+
+    def choose(self, _model: str, instances: Sequence[Instance]) -> Sequence[Instance]:
+        """Any of them."""
+        return instances
 
     async def act(self, conversion: Conversion) -> None:
         """Have the engine switch. One that takes long is left to `confirm`."""

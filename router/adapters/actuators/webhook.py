@@ -23,7 +23,7 @@ import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -31,6 +31,7 @@ from typing import Final
 from router.adapters.actuators.calls import Answer, Caller, NoAnswer
 from router.domain.conversions import Conversion
 from router.domain.errors import ActuationFailed
+from router.domain.topology import Instance
 from router.domain.units import Seconds
 from router.ports import Clock
 
@@ -89,6 +90,10 @@ class WebhookActuator:
         self._term = term
         self._make_key = make_key
 
+    def choose(self, _model: str, instances: Sequence[Instance]) -> Sequence[Instance]:
+        """Any of them."""
+        return instances
+
     async def act(self, conversion: Conversion) -> None:
         """Ask for it; 202 leaves the rest to `confirm`."""
         await self._insist(self._form(conversion, Phase.ACT))
@@ -113,7 +118,7 @@ class WebhookActuator:
 
     def _form(self, conversion: Conversion, phase: Phase) -> bytes:
         document = {
-            "conversion": asdict(conversion),
+            "conversion": asdict(conversion),  # its fields are promised in the operations page
             "phase": phase,
             "term": self._term(),
             "idempotency_key": self._make_key(),
