@@ -18,7 +18,7 @@ from router.adapters.metrics import PrometheusMetrics
 from router.adapters.siblings import Seat
 from router.adapters.store.slots import LEASE_SECONDS, RedisShares
 from router.adapters.workers import Workers
-from router.compose.actuators import build_long_loop
+from router.compose.actuators import Controls, build_long_loop
 from router.compose.models import (
     CompositionError,
     Layouts,
@@ -171,7 +171,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
             clock=clock,
             hook=metrics,
             command=leadership,
-            by=build_long_loop(settings, catalog, fleet),
+            by=build_long_loop(settings, catalog, Controls(fleet, state, leadership, clock)),
         ),
         limits=build_limits(store, clock),
         stored=StoredResponses(clock, shared=store.origins),
@@ -278,7 +278,8 @@ def put_in_force(core: Core, topology: Topology) -> None:
         rules=_step_rules(settings),
         period=settings.scheduler.short_loop.period_seconds,
     )
-    core.balance.reconfigure(build_long_loop(settings, core.catalog, core.fleet))
+    controls = Controls(core.fleet, core.state, core.leadership, core.clock)
+    core.balance.reconfigure(build_long_loop(settings, core.catalog, controls))
     core.admission.reconfigure(
         _decode_slots(core.catalog),
         rules=_admission_rules(settings),

@@ -276,10 +276,8 @@ def _note_unprofiled(settings: Settings) -> Iterator[str]:
 def _note_what_does_not_run(settings: Settings) -> Iterator[str]:
     """Yield the settings of the loops that are read but not acted on."""
     actuator = settings.scheduler.long_loop.actuator
-    if actuator not in {"dry_run", "label"}:
-        yield f"long_loop.actuator {actuator!r} is not there: nothing converts"
-    elif actuator == "label" and not _any_convertible(settings):
-        yield "long_loop.actuator 'label': no instance is `convertible`, so nothing converts"
+    if actuator != "dry_run" and not _any_convertible(settings):
+        yield f"long_loop.actuator {actuator!r}: no instance is `convertible`, so nothing converts"
 
 
 def _any_convertible(settings: Settings) -> bool:

@@ -19,9 +19,9 @@ from router.adapters.actuators.webhook import Receiver, WebhookActuator, sign
 from router.adapters.clocks import SystemClock
 from router.adapters.memory_state import MemoryState
 from router.domain.conversions import Conversion
-from router.domain.errors import ActuationFailed, NotFound, StoreAway
+from router.domain.errors import ActuationFailed, NotFound, NotLeading, StoreAway
 from router.domain.topology import Instance, Role
-from router.ports import Kept, StateStore
+from router.ports import Fence, Kept, StateStore
 from tests.contract.actuator_suite import CONVERSION, IMPATIENT, PATIENT, ActuatorSuite
 from tests.fakes.conversion_peers import (
     ENGINE_KEY,
@@ -177,6 +177,7 @@ class KubernetesWorld:
         self.engine = peer.engine
         self.state: StateStore = MemoryState()
         self.url = "http://prefill-1.prefill.engines:8000"
+        self.leads = True
         self.pairs = {("east", None): WorkloadPair(PREFILL, DECODE)}
         self.trust = ServiceAccount(account).trust
         self._account = account
@@ -191,7 +192,12 @@ class KubernetesWorld:
             pause=0.01,
         )
         known = Known(Instance("p1", "east", self.url, Role.PREFILL))
-        return KubernetesActuator(api, self.pairs, known, ScalingRecord(self.state))
+        return KubernetesActuator(api, self.pairs, known, ScalingRecord(self.state, self.fence))
+
+    def fence(self) -> Fence | None:
+        if not self.leads:
+            raise NotLeading("this process does not lead")
+        return None
 
     def roles(self) -> object:
         return self.peer.replicas()
@@ -408,6 +414,13 @@ class TestKubernetesActuator(ActuatorSuite):
         for call in (world.actuator(PATIENT).act, world.actuator(PATIENT).undo):
             with pytest.raises(ActuationFailed, match="cannot be recorded: the store is away"):
                 await call(CONVERSION)
+        assert world.peer.writes() == []
+
+    async def test_who_leads_no_more_scales_nothing(self, world: KubernetesWorld) -> None:
+        """The record is written under the leader's fence, and first."""
+        world.leads = False
+        with pytest.raises(ActuationFailed, match="cannot be recorded: this process does not"):
+            await world.actuator(PATIENT).act(CONVERSION)
         assert world.peer.writes() == []
 
 

@@ -112,7 +112,7 @@ class ServiceAccount:
 
 
 class KubeApi:
-    """Talks to one API server about one namespace.
+    """Talks to one API server about one namespace, the account's where none is given.
 
     A call that meets an overloaded server is made
     `attempts` times, `pause` seconds apart and then twice as long.
@@ -123,17 +123,21 @@ class KubeApi:
         caller: Caller,
         base: str,
         account: ServiceAccount,
-        namespace: str,
+        namespace: str | None,
         *,
         attempts: int,
         pause: Seconds,
     ) -> None:
         self._caller = caller
         self._base = base
-        self._namespace = namespace
+        self._given_namespace = namespace
         self._account = account
         self.attempts = attempts
         self.pause = pause
+
+    @property
+    def _namespace(self) -> str:
+        return self._given_namespace or self._account.namespace()
 
     async def read_scale(self, workload: Workload) -> Scale:
         """Return a workload's scale. Raises ActuationFailed."""

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from router.domain.conversions import Conversion
-from router.domain.errors import ActuationFailed, StoreAway
-from router.ports import StateStore
+from router.domain.errors import ActuationFailed, NotLeading, StoreAway
+from router.ports import Fence, StateStore
 
 DOCUMENT: Final = "scalings"
 """The document's name in the store."""
@@ -38,8 +38,10 @@ _Scalings = dict[str, Scaling]
 class ScalingRecord:
     """The scalings under way, by conversion. Raises ActuationFailed where the store is away."""
 
-    def __init__(self, state: StateStore) -> None:
+    def __init__(self, state: StateStore, fence: Callable[[], Fence | None]) -> None:
+        """`fence` returns what a leader's writes go with, and raises NotLeading."""
         self._state = state
+        self._fence = fence
 
     async def find(self, conversion: Conversion) -> Scaling | None:
         """Return what was kept of a conversion."""
@@ -68,9 +70,10 @@ class ScalingRecord:
                 if changed == known:
                     return known
                 document = msgspec.json.encode(changed)
-                if await self._state.write(DOCUMENT, document, after=kept.version) is not None:
+                fence = self._fence()
+                if await self._state.write(DOCUMENT, document, after=kept.version, fence=fence):
                     return changed
-        except StoreAway as error:
+        except (StoreAway, NotLeading) as error:
             raise _away(error) from error
         raise ActuationFailed("kubernetes: others write the record of scalings all the time")
 
@@ -83,5 +86,5 @@ def _decode(document: bytes) -> _Scalings:
     return msgspec.json.decode(document, type=_Scalings) if document else {}
 
 
-def _away(error: StoreAway) -> ActuationFailed:
+def _away(error: StoreAway | NotLeading) -> ActuationFailed:
     return ActuationFailed(f"kubernetes: what was scaled cannot be recorded: {error}")
