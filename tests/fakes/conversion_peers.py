@@ -66,14 +66,15 @@ class SglangEngine:
 class WebhookReceiver:
     """A receiver that carries out one instance's conversions, and checks every signature.
 
-    `refusal` is answered with 409; `failures` are answered first; while it is `working` it
-    answers 202.
+    `refusal` is answered with 409, and so are the phases of `refusals`; `failures` are answered
+    first; while it is `working` it answers 202.
     """
 
     def __init__(self) -> None:
         self.engine = ScriptedEngine(self._answer)
         self.role = "prefill"
         self.refusal: str | None = None
+        self.refusals: dict[str, str] = {}
         self.failures: deque[int] = deque()
         self.working = False
         self.switched = 0
@@ -87,9 +88,10 @@ class WebhookReceiver:
             return json_answer({"message": "wrong signature"}, 401)
         if self.failures:
             return json_answer({}, self.failures.popleft())
-        if self.refusal is not None:
-            return json_answer({"reason": self.refusal}, 409)
         asked = request.json()
+        refusal = self.refusals.get(asked["phase"], self.refusal)
+        if refusal is not None:
+            return json_answer({"reason": refusal}, 409)
         ends = {"act": "target", "undo": "source"}
         if asked["phase"] in ends:
             role = str(Role(asked["conversion"][ends[asked["phase"]]]))
