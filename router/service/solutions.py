@@ -125,8 +125,8 @@ def restore_solution(
 ) -> InForce | None:
     """Return what was kept as it was in force, None where the model has no profiles any more.
 
-    Raises OutOfRange where its profiles may not be extrapolated to these lengths. Cost: some
-    milliseconds.
+    Raises OutOfRange where its profiles may not be extrapolated to these lengths, WorkloadError
+    where there are none. Cost: some milliseconds.
     """
     near = model.profiles.get(ClusterKind.PD)
     far = model.profiles.get(ClusterKind.PRFAAS)

@@ -30,6 +30,7 @@ from router.service.solutions import (
 from router.service.solved_book import SolvedBook
 from router.throughput.curves import OutOfRange
 from router.throughput.stages import Deployment
+from router.throughput.workloads import WorkloadError
 
 _LOG = logging.getLogger(__name__)
 
@@ -231,8 +232,8 @@ class ThresholdLoop:
                 continue
             try:
                 in_force = restore_solution(kept, lengths, model, self._now())
-            except OutOfRange:
-                _LOG.warning("what was solved for %s is beyond its profiles here", kept.model)
+            except (OutOfRange, WorkloadError) as error:
+                _LOG.warning("what was solved for %s does not fit here: %s", kept.model, error)
                 continue
             if in_force is not None:
                 self._solved.put(kept.model, kept.pd, in_force)

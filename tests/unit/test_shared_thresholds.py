@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from datetime import datetime
 
+import msgspec
 import pytest
 
 from kvmeta.types import CacheLayout
@@ -17,9 +18,10 @@ from router.ports import Clock
 from router.service.deployments import LiveDeployments
 from router.service.fleet import Fleet
 from router.service.leadership import Leadership
-from router.service.lengths import OperatingLengths
+from router.service.lengths import KeptLengths, OperatingLengths
 from router.service.links import LinkBoard
 from router.service.models import ServedModel
+from router.service.solutions import encode_solutions
 from router.service.solved_book import SOLVED, SolvedBook
 from router.service.thresholds import SolvedThresholds, ThresholdLoop
 from tests.fakes.clocks import FakeClock
@@ -297,6 +299,25 @@ async def test_an_older_document_is_kept_out(
     await new.loop.begin()
     assert new.tokens == raised
     assert world.monotonic() == 1000.0
+
+
+async def test_a_solution_without_lengths_is_left_out(
+    store: LeaderStore, pair: tuple[Process, Process]
+) -> None:
+    """What another version wrote may not fit: what held before holds on."""
+    one, two = pair
+    await lead(one, two)
+    before = two.tokens
+    known = one.book.known
+    odd = msgspec.structs.replace(
+        known,
+        number=known.number + 1,
+        lengths={"m": KeptLengths(0, 0.0, {})},
+        solutions=(msgspec.structs.replace(known.solutions[0], tokens=7),),
+    )
+    await store.write(SOLVED, encode_solutions(odd), after=1)
+    await two.turn()
+    assert two.tokens == before
 
 
 async def test_what_cannot_be_read_is_kept_out(
