@@ -68,6 +68,7 @@ def test_every_alert_mentions_only_labels_that_survive(name: str) -> None:
         "PrfaasIndexSourceNotSynced",
         "PrfaasFallbacksBurning",
         "PrfaasStoreDown",
+        "PrfaasNoLeader",
         "PrfaasAllRemoteRefused",
     ],
 )
