@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from router.adapters.memory_state import MemoryState
 from router.domain.errors import StoreAway
 from router.ports import StateStore
+from tests.contract.leader_suite import LIFE, LeaderSuite, Parts
 from tests.contract.state_suite import StateSuite
 from tests.fakes.redis_servers import Cluster, Server, redis_cluster, redis_server
 from tests.fakes.shared_stores import join
@@ -54,6 +56,20 @@ class TestClusterState(StateSuite):
         async with join(cluster.url) as peer:
             await peer.state.read("orders")  # redis-py finds the nodes by its first command
             yield peer.state
+
+
+async def test_a_cluster_keeps_lease_and_documents_together(cluster: Cluster) -> None:
+    """The fence looks at the lease in the same step, so both are on one shard."""
+    for server in cluster.servers:
+        server.call("FLUSHALL")
+    async with join(cluster.url) as peer:
+        await peer.state.read("orders")  # redis-py finds the nodes by its first command
+        suite = LeaderSuite()
+        parts = Parts(
+            peer.leader_lease("a", LIFE), peer.leader_lease("b", LIFE), peer.state, asyncio.sleep
+        )
+        await suite.test_without_a_lease_no_fence_holds(parts)
+        await suite.test_only_the_leader_writes_behind_a_fence(parts)
 
 
 async def test_a_store_that_is_away_says_so(redis: Server) -> None:

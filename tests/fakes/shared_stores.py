@@ -15,6 +15,7 @@ from router.adapters.clocks import SystemClock
 from router.adapters.store.connection import SharedStore
 from router.adapters.store.holds import Holds
 from router.adapters.store.keys import StoreKeys
+from router.adapters.store.leases import RedisLeaderLease
 from router.adapters.store.limits import RedisLimits
 from router.adapters.store.state import RedisState
 
@@ -32,6 +33,10 @@ class Peer:
     state: RedisState
     upkeep: asyncio.Task[None]
     killed: bool = False
+
+    def leader_lease(self, owner: str, life: float) -> RedisLeaderLease:
+        """A way to the leader's lease, under a name of its own."""
+        return RedisLeaderLease(self.store, StoreKeys(), owner=owner, name=owner, life=life)
 
     def kill(self) -> None:
         """End it as SIGKILL would: nothing is given back."""

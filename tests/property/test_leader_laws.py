@@ -113,7 +113,7 @@ async def run(story: list[tuple[str, object]]) -> World:
 
 
 @given(st.lists(steps, max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_term_has_one_writer_and_terms_rise(story: list[tuple[str, object]]) -> None:
     """What is accepted of a term is one process's, and in the order of terms."""
     world = asyncio.run(run(story))
@@ -127,7 +127,7 @@ def test_a_term_has_one_writer_and_terms_rise(story: list[tuple[str, object]]) -
 
 
 @given(st.lists(steps, max_size=40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whatever_happened_somebody_leads_soon(story: list[tuple[str, object]]) -> None:
     """Once the store answers, one of those that look leads within the time that was promised."""
 
