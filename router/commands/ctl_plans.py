@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from router.commands.admin_client import Json, KeyOption, UrlOption, call_admin, settle_target
-from router.commands.output import AsJson, Unusable, print_json, print_table
+from router.commands.output import AsJson, Unusable, format_cell, print_json, print_table
 
 _MODEL = Annotated[str | None, typer.Option("--model", help="Only this model.")]
 _PD = Annotated[str | None, typer.Option("--pd", help="Only this PD cluster.")]
@@ -154,7 +154,18 @@ def show_plan(document: Mapping[str, Json]) -> None:
         _show_points("the model says", columns)
     else:
         print(title)
+    _show_proposal(document.get("proposal"))
     _show_notes(document)
+
+
+def _show_proposal(proposal: Json) -> None:
+    if isinstance(proposal, dict):
+        rates = [format_cell(proposal.get(name)) for name in ("rate", "next_rate", "best_rate")]
+        print(
+            f"\nproposed: {proposal.get('instance')} {proposal.get('source')} ->"
+            f" {proposal.get('target')}, {rates[0]} -> {rates[1]} requests/s; best {rates[2]} with"
+            f" {proposal.get('best_prefill')} prefill and {proposal.get('best_decode')} decode"
+        )
 
 
 def show_solved(document: Mapping[str, Json]) -> None:

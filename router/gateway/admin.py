@@ -65,8 +65,14 @@ def _add_telemetry(routes: APIRouter, room: AdminRoom, agent: Dependency) -> Non
 def _add_plans(routes: APIRouter, room: AdminRoom, viewer: Dependency) -> None:
     @routes.get("/plan", dependencies=[viewer])
     async def read_plan(which: Annotated[PlanParameters, Query()]) -> Document:
-        """Return the model's view of now, for each model and PD cluster."""
-        return {"plans": await room.plans.now(model=which.model, pd=which.pd)}
+        """Return the model's view of now, and what is proposed, for each model and PD cluster."""
+        plans = await room.plans.now(model=which.model, pd=which.pd)
+        return {
+            "plans": [
+                plan | {"proposal": room.report.proposal(str(plan["model"]), str(plan["pd"]))}
+                for plan in plans
+            ]
+        }
 
     @routes.post("/plan:solve", dependencies=[viewer])
     async def solve_plan(body: PlanBody) -> Document:

@@ -13,7 +13,11 @@ from router.domain.units import Seconds, Tokens, to_gbps
 from router.ports import Clock
 from router.service.admission import Admission
 from router.service.balance import BalanceLoop
-from router.service.balance_documents import describe_findings, describe_progress
+from router.service.balance_documents import (
+    describe_findings,
+    describe_progress,
+    describe_proposal,
+)
 from router.service.config_record import ConfigRecord
 from router.service.decisions import Document
 from router.service.fleet import Fleet, Member
@@ -112,6 +116,11 @@ class StateReport:
             "balance": describe_findings(self._balance.findings),
             "conversion": describe_progress(self._orders.orders.conversion),
         }
+
+    def proposal(self, model: str, pd: str) -> Document | None:
+        """Return the conversion that the long loop proposes, None where it proposes none."""
+        proposal = self._balance.proposal(model, pd)
+        return None if proposal is None else describe_proposal(proposal)
 
     def pools(self) -> list[Document]:
         """Return how every shared pool does; null where none was asked yet."""
