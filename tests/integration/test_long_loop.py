@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from router.commands.app import run
 from tests.fakes.scripted_engine import answer
 from tests.fakes.systems import Document, System, scripted_system
 
@@ -108,7 +110,7 @@ async def test_a_lack_of_prefill_converts_a_decode_without_a_failed_request(
         assert audit[0]["after"]["instance"]["role"] == "prefill"
 
 
-async def test_a_dry_run_only_proposes(tmp_path: Path) -> None:
+async def test_a_dry_run_only_proposes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By default nothing is changed: what would be done stands in the state, with its reasons.
 
     An engine that tells nothing any more makes its stage unknown, and ends the proposal.
@@ -124,6 +126,12 @@ async def test_a_dry_run_only_proposes(tmp_path: Path) -> None:
         assert (proposal["prefill"], proposal["decode"]) == (1, 3)
         assert proposal["balance_residual"] < 0
         assert proposal["next_rate"] > proposal["rate"]
+        plan = (await system.order("GET", "plan"))["plans"][0]
+        assert plan["proposal"]["instance"] == proposal["instance"]
+        words = ["ctl", "plan", "--url", system.admin_url]
+        assert await asyncio.to_thread(run, words) == 0
+        said = capsys.readouterr().out
+        assert f"proposed: {proposal['instance']} decode -> prefill" in said
         assert state["conversion"] is None
 
         system.engine("p0").on("/metrics", answer(500))
