@@ -6,22 +6,15 @@ from router.compose.core import Core
 from router.compose.models import (
     build_admin_keys,
 )
+from router.compose.receptions import Reception, Rooms
 from router.domain.topology import ClusterKind, Role
-from router.gateway.admin import build_admin
 from router.gateway.admin_room import AdminRoom
 from router.gateway.client_limits import ClientLimits
 from router.gateway.cors import CorsRules, CrossOrigin
 from router.gateway.dispatch import Application, BoundedBodies, Dispatcher
-from router.gateway.front import (
-    FrontRoom,
-    behind_proxies,
-    build_application,
-    build_health,
-    build_metrics,
-    build_models,
-)
+from router.gateway.front import FrontRoom
 from router.gateway.openai import OpenAiRules, OpenAiSurface, RelayMaker
-from router.gateway.openapi import Keys, Surroundings, add_description
+from router.gateway.openapi import Description, Keys, Surroundings
 from router.gateway.requests import BodyBudget
 from router.ports import Timeouts
 from router.service.counting import EngineCounter, PromptCounter
@@ -86,23 +79,10 @@ def build_routing(core: Core) -> Routing:
     )
 
 
-def build_applications(
-    core: Core,
-    routing: Routing,
-    membership: Membership,
-    orders: OrderBook,
-    budget: BodyBudget,
-) -> tuple[Application, Application | None]:
-    """Return the clients' application, and the operators' where it has its own listener."""
+def build_surface(core: Core, routing: Routing, budget: BodyBudget) -> OpenAiSurface:
+    """Return what the relayed endpoints share."""
     settings = core.settings
-    front = FrontRoom(
-        catalog=core.catalog,
-        tenants=core.tenants,
-        is_ready=lambda: not core.draining.is_set() and can_serve(core.fleet),
-        render_metrics=lambda: _render_metrics(core),
-        started_at=int(core.started_at.timestamp()),
-    )
-    surface = OpenAiSurface(
+    return OpenAiSurface(
         routing=routing,
         make_relay=_build_relays(core, routing),
         tenants=core.tenants,
@@ -123,30 +103,47 @@ def build_applications(
             expose_routing_headers=settings.server.expose_routing_headers,
         ),
     )
-    public = build_application(title="PrfaaS router")
-    public.include_router(build_health(front))
-    public.include_router(build_models(front))
-    private = public
-    if settings.admin.port is not None:
-        private = build_application(title="PrfaaS router, administration")
-        private.include_router(build_health(front))
-    private.include_router(build_metrics(front))
-    private.include_router(build_admin(_admin_room(core, routing, membership, orders)))
-    if settings.server.openapi:
-        keys = Keys(clients=not core.tenants.is_open, admins=bool(build_admin_keys(settings)))
-        schemas = describe_instance()
-        add_description(public, Surroundings(surface.paths(), keys, schemas))
-        if private is not public:
-            add_description(private, Surroundings({}, keys, schemas))
+
+
+def build_rooms(
+    core: Core,
+    routing: Routing,
+    surface: OpenAiSurface,
+    membership: Membership,
+    orders: OrderBook,
+) -> Rooms:
+    """Return what the framework's routes work with."""
+    front = FrontRoom(
+        catalog=core.catalog,
+        tenants=core.tenants,
+        is_ready=lambda: not core.draining.is_set() and can_serve(core.fleet),
+        render_metrics=lambda: _render_metrics(core),
+        started_at=int(core.started_at.timestamp()),
+    )
+    admin = _admin_room(core, routing, membership, orders)
+    if not core.settings.server.openapi:
+        return Rooms(front, admin, Description(None), Description(None))
+    keys = Keys(clients=not core.tenants.is_open, admins=bool(admin.keys))
+    schemas = describe_instance()
+    return Rooms(
+        front,
+        admin,
+        Description(Surroundings(surface.paths(), keys, schemas)),
+        Description(Surroundings({}, keys, schemas)),
+    )
+
+
+def build_applications(
+    settings: Settings, surface: OpenAiSurface, reception: Reception, budget: BodyBudget
+) -> tuple[Application, Application | None]:
+    """Return the clients' application, and the operators' where it has its own listener."""
     limit = settings.server.max_body_bytes
-    others = BoundedBodies(behind_proxies(public), limit, budget)
+    others = BoundedBodies(reception.public, limit, budget)
     clients: Application = Dispatcher(surface.endpoints(), others, families=surface.families())
     if settings.server.cors.allow_origins:
         clients = CrossOrigin(clients, _cors_rules(settings))
-    return (
-        clients,
-        None if private is public else BoundedBodies(behind_proxies(private), limit, budget),
-    )
+    private = reception.private
+    return clients, None if private is None else BoundedBodies(private, limit, budget)
 
 
 def client_limits(settings: Settings) -> ClientLimits:

@@ -17,13 +17,20 @@ from router.adapters.event_feed import IngestFeed, NoFeed
 from router.adapters.probes import HttpProbe
 from router.adapters.siblings import Seat
 from router.adapters.store.loads import RedisLoads
-from router.compose.applications import build_applications, build_routing, client_limits
+from router.compose.applications import (
+    build_applications,
+    build_rooms,
+    build_routing,
+    build_surface,
+    client_limits,
+)
 from router.compose.core import Core, build_core, put_in_force, renew_core, watch
 from router.compose.ingest import build_shard
 from router.compose.models import (
     CompositionError,
     fits,
 )
+from router.compose.receptions import Reception, Rooms
 from router.compose.reloading import ReloadRefused
 from router.compose.stores import read_secret
 from router.control.health import Health, step_health
@@ -57,6 +64,7 @@ class Readied:
     topology: Topology
     application: Application
     admin: Application | None
+    rooms: Rooms
     health: Mapping[str, Health]
     renamed: frozenset[str]
 
@@ -70,6 +78,7 @@ class Gateway:
 
     application: Switch
     admin: Switch | None
+    reception: Reception
     limits: ClientLimits
     budget: BodyBudget
     core: Core
@@ -128,6 +137,7 @@ class Gateway:
             renamed=readied.renamed,
             health=readied.health,
         )
+        self.reception.exchange(readied.rooms)
         self.application.application = readied.application
         if self.admin is not None and readied.admin is not None:
             self.admin.application = readied.admin
@@ -149,11 +159,12 @@ class Gateway:
     def _build(self, settled: Settled, topology: Topology, secret: bytes) -> Readied:
         """Build all that is new. In a thread of its own: tokenizers take seconds to load."""
         core = renew_core(self.core, settled.loaded, secret)
-        application, admin = build_applications(
-            core, build_routing(core), self.membership, self.orders, self.budget
-        )
+        routing = build_routing(core)
+        surface = build_surface(core, routing, self.budget)
+        rooms = build_rooms(core, routing, surface, self.membership, self.orders)
+        application, admin = build_applications(core.settings, surface, self.reception, self.budget)
         renamed = core.layouts.renamed_by(core.settings, self.membership.configured)
-        return Readied(settled, core, topology, application, admin, {}, renamed)
+        return Readied(settled, core, topology, application, admin, rooms, {}, renamed)
 
     # -- running
 
@@ -254,11 +265,15 @@ def build_gateway(
     peers = _build_peers(core)
     watch(core)
     budget = BodyBudget(core.settings.server.max_buffered_bytes)
-    application, admin = build_applications(core, routing, membership, orders, budget)
+    surface = build_surface(core, routing, budget)
+    rooms = build_rooms(core, routing, surface, membership, orders)
+    reception = Reception(rooms, apart=core.settings.admin.port is not None)
+    application, admin = build_applications(core.settings, surface, reception, budget)
     limits = client_limits(core.settings)
     return Gateway(
         Switch(application),
         None if admin is None else Switch(admin),
+        reception,
         limits,
         budget,
         core,

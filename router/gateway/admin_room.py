@@ -13,6 +13,7 @@ from fastapi import Request
 
 from router.domain.errors import Forbidden, Unauthenticated
 from router.domain.topology import Instance
+from router.gateway.rooms import Room
 from router.ports import Clock
 from router.service.fleet import Fleet
 from router.service.journals import Journal
@@ -58,8 +59,8 @@ class Caller:
     role: AdminRole
 
 
-@dataclass(frozen=True, slots=True)
-class AdminRoom:
+@dataclass(slots=True)
+class AdminRoom(Room):
     """Everything that the admin API works with. `parse_instance` reads a configuration entry."""
 
     keys: tuple[AdminKey, ...]

@@ -24,6 +24,7 @@ from router.domain.errors import (
 )
 from router.gateway.dispatch import Application
 from router.gateway.errors import error_response, speaks_anthropic
+from router.gateway.rooms import Room
 from router.service.models import ModelCatalog
 from router.service.tenants import TenantBook
 
@@ -60,8 +61,8 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
-@dataclass(frozen=True, slots=True)
-class FrontRoom:
+@dataclass(slots=True)
+class FrontRoom(Room):
     """What the plain endpoints work with. `is_ready` is whether a request could be served now."""
 
     catalog: ModelCatalog

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import JSONResponse
 
+from router.domain.errors import NotFound
 from router.gateway.errors import speaks_anthropic
+from router.gateway.rooms import Room
 from router.service.bodies import BodyKind
 
 Schema = dict[str, Any]
@@ -154,18 +155,26 @@ class Surroundings:
     schemas: Schema
 
 
-def add_description(app: FastAPI, around: Surroundings) -> None:
+@dataclass(slots=True)
+class Description(Room):
+    """A listener's document: what is around it, None to serve none; made when it is asked for."""
+
+    around: Surroundings | None
+    document: Schema | None = None
+
+
+def add_description(app: FastAPI, description: Description) -> None:
     """Serve `/openapi.json`: everything that `app` and the relayed paths before it answer."""
     routes = APIRouter(tags=["description"])
 
-    @cache
-    def document() -> Schema:
-        return describe(app, around)
-
     @routes.get("/openapi.json")
-    async def read_description() -> JSONResponse:
+    async def read_description(request: Request) -> JSONResponse:
         """Return this document."""
-        return JSONResponse(document())
+        if description.around is None:
+            raise NotFound(f"no path {request.url.path!r}")
+        if description.document is None:
+            description.document = describe(app, description.around)
+        return JSONResponse(description.document)
 
     app.include_router(routes)
 
