@@ -62,6 +62,9 @@ class PromptHistory:
         while len(past.until) > self._max_blocks:
             past.until.popitem(last=False)
 
+    def __len__(self) -> int:
+        return len(self._pasts)
+
     def knows(self, source: SourceId) -> bool:
         """Whether any prompt was noted of `source`."""
         return source in self._pasts
@@ -127,6 +130,8 @@ class ApproximateIndex(ForwardingIndex):
         self, prompt: PromptBlocks, sources: Sequence[SourceId]
     ) -> Mapping[SourceId, CacheBelief]:
         """Return what the index believes, and guesses where there are only guesses."""
+        if not self._history:
+            return await self._index.look_up(prompt, sources)
         guesses: dict[SourceId, CacheBelief] = {}
         asked: list[SourceId] = []
         for source in sources:

@@ -28,7 +28,6 @@ class Exchange:
         "_cut",
         "_ended",
         "_error",
-        "_headers",
         "_idle_timeout",
         "_instance",
         "_is_full",
@@ -41,6 +40,7 @@ class Exchange:
         "_waiter",
         "begun",
         "complete",
+        "headers",
         "status",
     )
 
@@ -63,7 +63,7 @@ class Exchange:
         self._resume = resume
         self._silence = silence
         self._limit: Seconds = 0.0
-        self._headers: list[tuple[bytes, bytes]] = []
+        self.headers: Headers = ()  # hop-by-hop ones removed, names in lower case
         self._pieces: deque[bytes] = deque()
         self._buffered = 0
         self._error: UpstreamError | None = None
@@ -71,11 +71,6 @@ class Exchange:
         self._sink: Callable[[bytes], bool] | None = None
         self._is_full = False
         self._ended = False
-
-    @property
-    def headers(self) -> Headers:
-        """The response's header fields, hop-by-hop ones removed, names in lower case."""
-        return self._headers
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Iterate over body bytes as they arrive; what is already there comes as one piece.
@@ -181,7 +176,7 @@ class Exchange:
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The head is here."""
         self.status = status
-        self._headers = headers
+        self.headers = headers
         self._wake()
 
     def receive(self, piece: bytes) -> bool:

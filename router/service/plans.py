@@ -99,10 +99,11 @@ class RequestLedger:
     def _foresee(self, placement: Placement) -> AbstractContextManager[None]:
         """Let the prompt count where it is being computed, if its blocks are known."""
         self._computing = placement
-        if self._routed.prompt is None:
+        prompt = self._routed.prompt
+        if prompt is None:
             return nullcontext()
         layout = self._routed.ask.named.model.layout
-        return self._foresight.computing(placement, layout, self._routed.prompt)
+        return self._foresight.computing(placement, layout, prompt)
 
     def book(self, link: str, size: Bytes) -> Booking:
         """Reserve bytes on a link until the booking is released."""

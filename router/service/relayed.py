@@ -43,11 +43,14 @@ async def read_whole(response: EngineResponse, instance: str) -> WholeAnswer:
 
     What cannot be read to its end is cut: a coding may break long before its response does.
     """
-    packed = _is_packed(response)
+    coding = find_header(response.headers, b"content-encoding")
+    packed = bool(coding) and can_unpack(coding)
     body = None if packed else response.take_whole()
     if body is None:
+        chunks = response.chunks()
         try:
-            body = b"".join([piece async for piece in _read_plain(response, instance)])
+            plain = _unpack(chunks, instance) if packed else chunks
+            body = b"".join([piece async for piece in plain])
         except BaseException:
             await response.aclose()
             raise
@@ -153,9 +156,11 @@ class AnswerReader:
         self._named_errors = named_errors
         self._any_end = any_end
         coding = find_header(response.headers, b"content-encoding")
-        self._opaque = not _is_readable(coding)
-        self._plain = None if _is_packed(response) else response
-        self.headers = select_answer_headers(response.headers)
+        self._opaque = bool(coding) and not _is_readable(coding)
+        self._plain = None if coding and can_unpack(coding) else response
+        self.headers = select_headers(response.headers)
+        if self._opaque:
+            self.headers.append((b"content-encoding", coding))
 
     async def read(self) -> bytes | AnswerStream:
         """Return the body, whole if it may be held, else as what streams it.
@@ -164,7 +169,9 @@ class AnswerReader:
         told nothing.
         """
         kind = find_header(self._response.headers, b"content-type")
-        chunks = _read_plain(self._response, self._instance)
+        chunks = self._response.chunks()
+        if self._plain is None:
+            chunks = _unpack(chunks, self._instance)
         if self._opaque:
             return self._copy(chunks)
         if kind.strip().lower().startswith(b"text/event-stream"):
@@ -216,18 +223,6 @@ class AnswerReader:
 def _is_readable(coding: bytes) -> bool:
     """Whether a body with this Content-Encoding is plain here, or made so."""
     return not coding or coding.strip().lower() in {b"", b"identity"} or can_unpack(coding)
-
-
-def _is_packed(response: EngineResponse) -> bool:
-    """Whether the body is unpacked here."""
-    coding = find_header(response.headers, b"content-encoding")
-    return bool(coding) and can_unpack(coding)
-
-
-def _read_plain(response: EngineResponse, instance: str) -> AsyncIterator[bytes]:
-    """Iterate over the body's bytes, unpacked where that is possible."""
-    chunks = response.chunks()
-    return _unpack(chunks, instance) if _is_packed(response) else chunks
 
 
 async def _unpack(chunks: AsyncIterator[bytes], instance: str) -> AsyncIterator[bytes]:
