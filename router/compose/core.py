@@ -140,6 +140,8 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
         bounds=_regime_bounds(settings),
         budget=settings.scheduler.link_budget_seconds,
         mode=BandwidthMode(settings.scheduler.bandwidth.mode),
+        infers=settings.scheduler.bandwidth.infer,
+        overlap=settings.transfer.layerwise_overlap,
     )
     deployments = LiveDeployments(fleet, links, clock)
     state = build_state(store)
@@ -270,6 +272,8 @@ def put_in_force(core: Core, topology: Topology) -> None:
         bounds=_regime_bounds(settings),
         budget=settings.scheduler.link_budget_seconds,
         mode=BandwidthMode(settings.scheduler.bandwidth.mode),
+        infers=settings.scheduler.bandwidth.infer,
+        overlap=settings.transfer.layerwise_overlap,
     )
     core.operator.rules = _threshold_rules(settings)
     core.operator.configured_policy = Rule(settings.scheduler.policy)

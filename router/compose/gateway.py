@@ -203,6 +203,7 @@ class Gateway:
                 prober.run,
                 silence.run,
                 self.core.leadership.run,
+                self.core.links.run,
                 self.core.thresholds.run,
                 partial(self.core.balance.run, self.orders),
                 self.core.truth.run,

@@ -42,6 +42,23 @@ class Telemetry:
     rtt: Seconds | None = None
 
 
+class BandwidthSource(StrEnum):
+    """Whose word on a link's usable bandwidth is in force."""
+
+    OPERATOR = "operator"
+    TELEMETRY = "telemetry"
+    INFERRED = "inferred"
+    CONFIG = "config"
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What hand-offs that waited say of a link (`control.bandwidth`), and when they last did."""
+
+    rate: BytesPerSecond
+    measured_at: Seconds
+
+
 @dataclass(frozen=True, slots=True)
 class RegimeBounds:
     """Utilisations at which the regime turns: scarce over the first, abundant under the second.
@@ -68,6 +85,7 @@ class LinkState:
     booked: Bytes = NO_BYTES
     regime: Regime = Regime.SCARCE
     peers_booked: Bytes = NO_BYTES
+    inferred: Inferred | None = None
 
     @property
     def nominal(self) -> BytesPerSecond:
@@ -83,15 +101,38 @@ def fresh_telemetry(state: LinkState, now: Seconds) -> Telemetry | None:
     return report
 
 
-def usable_bandwidth(state: LinkState, now: Seconds) -> BytesPerSecond:
-    """Return what the link can carry now: as reported, else nominal, less what is lost on the way.
+def bandwidth_source(state: LinkState, now: Seconds) -> BandwidthSource:
+    """Return whose word is in force: the operator's, fresh telemetry's, the hand-offs', the file's.
 
-    Lost and retransmitted bytes cross twice, so either ratio lowers what is left for KV.
+    What telemetry says is available may be less than an operator's word, never more.
     """
     report = fresh_telemetry(state, now)
+    if report is not None and report.available is not None:
+        ordered = state.capacity is not None and state.capacity <= report.available
+        return BandwidthSource.OPERATOR if ordered else BandwidthSource.TELEMETRY
+    if state.capacity is not None:
+        return BandwidthSource.OPERATOR
+    if state.inferred is not None and state.inferred.rate < state.nominal:
+        return BandwidthSource.INFERRED
+    return BandwidthSource.CONFIG
+
+
+def usable_bandwidth(state: LinkState, now: Seconds) -> BytesPerSecond:
+    """Return what the link can carry now, less what is lost on the way (see `bandwidth_source`).
+
+    Lost and retransmitted bytes cross twice, so either ratio lowers what is left for KV. What was
+    inferred has lost them already.
+    """
+    report = fresh_telemetry(state, now)
+    rate = state.nominal
+    if report is not None and report.available is not None:
+        rate = min(rate, report.available)
+    elif state.inferred is not None and state.capacity is None:
+        rate = min(rate, state.inferred.rate)
+        if rate < state.nominal:
+            return rate
     if report is None:
-        return state.nominal
-    rate = state.nominal if report.available is None else min(state.nominal, report.available)
+        return rate
     return BytesPerSecond(rate * max(0.0, 1.0 - max(report.loss_ratio, report.retransmit_ratio)))
 
 
@@ -181,6 +222,7 @@ def _with(
         state.booked if booked is None else Bytes(booked),
         state.regime,
         state.peers_booked,
+        state.inferred,
     )
 
 

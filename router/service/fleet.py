@@ -445,6 +445,15 @@ class Fleet:
         promised = len(prefills) + member.decodes + member.decodes_due
         return Load(self._is_ready(member, now), ahead, depth, promised + others + peers.promised)
 
+    def seconds_ahead(self, name: str) -> Seconds:
+        """Return the prefill time that is queued at an instance, as the gateways expect it."""
+        member, now = self._members.get(name), self._clock.monotonic()
+        if member is None:
+            return 0.0
+        own = max(0.0, member.busy_until - now) if member.prefills else 0.0
+        peers = member.peers
+        return own + (max(0.0, peers.ahead - (now - peers.at)) if peers.ahead > 0 else 0.0)
+
     def set_state(self, name: str, state: InstanceState) -> Member:
         """Activate, drain or disable an instance. Raises NotFound."""
         member = self.member(name)

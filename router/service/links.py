@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from router.control.links import (
     BandwidthMode,
+    BandwidthSource,
     LinkHealth,
     LinkState,
     RegimeBounds,
     Telemetry,
+    bandwidth_source,
     book,
     observe,
     release,
     report,
+    usable_bandwidth,
     view_link,
 )
 from router.domain.decision import LinkView
 from router.domain.errors import NotFound
 from router.domain.topology import Link
-from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds
+from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds, to_gbps
 from router.ports import Clock
+from router.service.crossings import Crossing, CrossingBook, HomeHandoff
 from router.service.orders import LinkOrder
+
+_LOG = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final[Seconds] = 1.0
+"""Congestion shows within about a second."""
 
 
 class LinkBoard:
     """Every link's state by name. Single-threaded: owned by one event loop.
 
-    `budget` is how many seconds of a link's usable bandwidth may be booked at once.
+    `budget` is how many seconds of a link's usable bandwidth may be booked at once. With `infers`
+    links without telemetry are judged by the hand-offs that cross them, which with `overlap` travel
+    while they are computed.
     """
 
     def __init__(
@@ -39,7 +53,12 @@ class LinkBoard:
         bounds: RegimeBounds,
         budget: Seconds,
         mode: BandwidthMode = BandwidthMode.AUTO,
+        infers: bool = True,
+        overlap: bool = False,
     ) -> None:
+        self._infers = infers
+        self.crossings = CrossingBook(clock, overlap=overlap)
+        self._sources: dict[str, BandwidthSource] = {}
         self._states = {link.name: LinkState(link, mode=mode) for link in links}
         self._clock = clock
         self._bounds = bounds
@@ -48,6 +67,7 @@ class LinkBoard:
         self._reported: dict[str, Telemetry] = {}
         self._views: dict[str, tuple[LinkState, LinkView]] = {}
         self._watchers: list[Callable[[], None]] = []
+        self._follow_crossings()
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call `watcher` when a link may carry more: bytes came back, or telemetry came."""
@@ -146,14 +166,57 @@ class LinkBoard:
             self.set_capacity(name, order.capacity)
             self.set_mode(order.mode, name)
 
-    def book(self, name: str, size: Bytes) -> LinkBooking:
+    def book(
+        self, name: str, size: Bytes, *, begins_in: Seconds = 0.0, timed: bool | None = None
+    ) -> LinkBooking:
         """Reserve `size` bytes until the booking is released.
 
         A link that was removed since it was chosen carries what is under way, and is not counted.
+        With `timed` it is a hand-off's, whose prefill should begin in `begins_in` seconds: true
+        where the first byte of its answer tells that it has arrived.
         """
         if name in self._states:
             self._change(name, lambda state: book(state, size))
-        return LinkBooking(self, name, size)
+        crossing = None
+        if timed is not None:
+            crossing = self.crossings.book(name, size, begins_in, timed=timed)
+        return LinkBooking(self, name, size, crossing)
+
+    def hand_over_at_home(self, cluster: str, *, timed: bool) -> HomeHandoff:
+        """Watch a hand-off that crosses no link: it tells how long decode instances need."""
+        return HomeHandoff(self.crossings, self._clock, cluster, timed=timed)
+
+    async def run(self) -> None:
+        """Look every second until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Infer what links carry, and log whose word on it is in force where that has changed."""
+        now = self._clock.monotonic()
+        for name, state in self._states.items():
+            inferred = self.crossings.infer(name, state.nominal) if self._infers else None
+            if inferred != state.inferred:
+                self._states[name] = replace(state, inferred=inferred)
+                self._freed()
+            self._tell_source(self._states[name], now)
+
+    def _tell_source(self, state: LinkState, now: Seconds) -> None:
+        source, before = bandwidth_source(state, now), self._sources.get(state.link.name)
+        self._sources[state.link.name] = source
+        if source is not before and (before, source) != (None, BandwidthSource.CONFIG):
+            _LOG.info(
+                "link %s: usable bandwidth is %.4g of %.4g Gbit/s by %s (was by %s)",
+                state.link.name,
+                to_gbps(usable_bandwidth(state, now)),
+                to_gbps(state.nominal),
+                source,
+                before or BandwidthSource.CONFIG,
+            )
+
+    def _follow_crossings(self) -> None:
+        self.crossings.follow({name: state.link for name, state in self._states.items()})
 
     def release(self, name: str, size: Bytes) -> None:
         """Give back bytes; bookings call this, once each."""
@@ -162,7 +225,14 @@ class LinkBoard:
             self._freed()
 
     def reconfigure(
-        self, links: Iterable[Link], *, bounds: RegimeBounds, budget: Seconds, mode: BandwidthMode
+        self,
+        links: Iterable[Link],
+        *,
+        bounds: RegimeBounds,
+        budget: Seconds,
+        mode: BandwidthMode,
+        infers: bool = True,
+        overlap: bool = False,
     ) -> None:
         """Let the links be as a new configuration says, all at once.
 
@@ -173,11 +243,14 @@ class LinkBoard:
             old = self._states.get(link.name)
             if old is None or (old.link.source, old.link.target) != (link.source, link.target):
                 states[link.name] = LinkState(link, mode=mode)
+                self.crossings.forget(link.name)
             else:
                 states[link.name] = replace(old, link=link)
         self._states = states
         self._views.clear()
         self._bounds, self._budget, self._configured_mode = bounds, budget, mode
+        self._infers, self.crossings.overlap = infers, overlap
+        self._follow_crossings()
 
     def _change(self, name: str, change: Callable[[LinkState], LinkState]) -> LinkState:
         state = self._states[name] = change(self.state(name))
@@ -185,16 +258,31 @@ class LinkBoard:
 
 
 class LinkBooking:
-    """Bytes booked on one link, until released."""
+    """Bytes booked on one link, until released; and their crossing, where it is followed."""
 
-    def __init__(self, board: LinkBoard, link: str, size: Bytes) -> None:
+    def __init__(
+        self, board: LinkBoard, link: str, size: Bytes, crossing: Crossing | None = None
+    ) -> None:
         self._board = board
         self._link = link
         self._size = size
+        self._crossing = crossing
         self._held = True
+
+    def depart(self) -> None:
+        """The prefill has answered with a hand-off."""
+        if self._crossing is not None:
+            self._crossing.depart()
+
+    def arrive(self) -> None:
+        """The first byte of the answer is here."""
+        if self._crossing is not None:
+            self._crossing.arrive()
 
     def release(self) -> None:
         """Give the bytes back. Idempotent."""
         if self._held:
             self._held = False
+            if self._crossing is not None:
+                self._crossing.drop()
             self._board.release(self._link, self._size)

@@ -1,10 +1,11 @@
 """What gateways of one deployment tell each other four times a second: how busy they make it.
 
 Each tells its legs at every instance, the prefill time that it expects to be queued there, the
-bytes that it has booked on every link, the telemetry that was reported to it, and the lengths of
-the prompts that it saw. The others count that in: the choice of instances, the queue limit and the
-link budget are then about everybody's dispatches, a quarter of a second old, and not about one's
-own alone; thresholds are solved for everybody's prompts. Reports age out with their
+bytes that it has booked on every link, what its hand-offs there say of it, the telemetry that was
+reported to it, and the lengths of the prompts that it saw. The others count that in: the choice of
+instances, the queue limit, the link budget and the inferred bandwidth are then about everybody's
+dispatches, a quarter of a second old, and not about one's own alone; thresholds are solved for
+everybody's prompts. Reports age out with their
 lease, so a process that was killed is forgotten; without a store nobody is heard of and each goes
 by its own.
 """
@@ -20,10 +21,12 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct
 
+from router.control.crossings import Crossed
 from router.control.links import Telemetry
 from router.domain.errors import StoreAway
 from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds
 from router.ports import Clock
+from router.service.crossings import Traffic
 from router.service.fleet import Fleet, Member, PeerLoad
 from router.service.lengths import OperatingLengths, ToldLengths
 from router.service.links import LinkBoard
@@ -72,14 +75,35 @@ class ToldTelemetry(Struct, frozen=True, array_like=True):
     rtt: Seconds | None
 
 
+class ToldCrossed(Struct, frozen=True, array_like=True):
+    """Sums over hand-offs (`control.crossings.Crossed`)."""
+
+    size: float
+    link_seconds: Seconds
+    waited: Seconds
+    count: int
+
+
+class ToldTraffic(Struct, frozen=True, array_like=True):
+    """One process's hand-offs on one link."""
+
+    crossing: int
+    arrived: ToldCrossed
+    waiting: ToldCrossed
+
+
 class Report(Struct, frozen=True):
-    """What one process tells; of what it does not use it tells nothing."""
+    """What one process tells; of what it does not use it tells nothing.
+
+    `process` is its name: sums since its beginning are compared with those that it told before.
+    """
 
     instances: dict[str, ToldLoad]
     links: dict[str, int]
     telemetry: dict[str, ToldTelemetry]
     process: str = ""
     lengths: dict[str, ToldLengths] = {}
+    traffic: dict[str, ToldTraffic] = {}
 
 
 _DECODER: Final = msgspec.json.Decoder(Report)
@@ -153,6 +177,10 @@ class Peers:
                 },
                 process=self._me,
                 lengths=self._lengths.tell(),
+                traffic={
+                    name: _tell_traffic(traffic)
+                    for name, traffic in self._links.crossings.tell().items()
+                },
             )
         )
 
@@ -163,6 +191,7 @@ class Peers:
         booked: dict[str, Bytes] = defaultdict(lambda: NO_BYTES)
         telemetry: list[tuple[str, Telemetry]] = []
         lengths: dict[str, dict[str, ToldLengths]] = {}
+        traffic: dict[str, dict[str, Traffic]] = {}
         for text in reports:
             try:
                 report = _DECODER.decode(text)
@@ -175,15 +204,20 @@ class Peers:
                 booked[name] = Bytes(booked[name] + size)
             if report.process:
                 lengths[report.process] = report.lengths
+                traffic[report.process] = {
+                    name: _hear_traffic(told) for name, told in report.traffic.items()
+                }
             telemetry += [(name, _hear_telemetry(t, now)) for name, t in report.telemetry.items()]
         self._fleet.hear_of_peers({name: _sum(each, now) for name, each in loads.items()})
         self._links.hear_of_peers(booked, telemetry)
+        self._links.crossings.hear(traffic)
         self._lengths.hear(lengths)
 
     def _forget(self) -> None:
         """Count nobody's load but one's own; lengths are of the past, and stay."""
         self._fleet.hear_of_peers({})
         self._links.hear_of_peers({}, [])
+        self._links.crossings.hear({})
 
 
 def _tell(member: Member, now: Seconds) -> ToldLoad:
@@ -205,6 +239,24 @@ def _sum(loads: Sequence[ToldLoad], now: Seconds) -> PeerLoad:
         ahead=sum(load.ahead for load in loads),
         sent=tuple(now - age for load in loads for age in load.ages),
     )
+
+
+def _tell_traffic(traffic: Traffic) -> ToldTraffic:
+    return ToldTraffic(
+        traffic.crossing, _tell_crossed(traffic.arrived), _tell_crossed(traffic.waiting)
+    )
+
+
+def _tell_crossed(sums: Crossed) -> ToldCrossed:
+    return ToldCrossed(sums.size, sums.link_seconds, sums.waited, sums.count)
+
+
+def _hear_traffic(told: ToldTraffic) -> Traffic:
+    return Traffic(told.crossing, _hear_crossed(told.arrived), _hear_crossed(told.waiting))
+
+
+def _hear_crossed(told: ToldCrossed) -> Crossed:
+    return Crossed(told.size, told.link_seconds, told.waited, told.count)
 
 
 def _tell_telemetry(telemetry: Telemetry, now: Seconds) -> ToldTelemetry:

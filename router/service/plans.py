@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from router.domain.decision import Decision, NoRoute, Placement, Reason
+from router.domain.decision import Decision, NoRoute, Placement, Reason, Route
 from router.domain.errors import NotFound
 from router.domain.units import Bytes, Tokens
 from router.service.fleet import Fleet
@@ -108,6 +108,15 @@ class RequestLedger:
     def book(self, link: str, size: Bytes) -> Booking:
         """Reserve bytes on a link until the booking is released."""
         return self._links.book(link, size)
+
+    def hand_over(self, decision: Decision, *, streams: bool) -> Booking:
+        """Reserve a hand-off's bytes on the link that it crosses, if any, and follow it."""
+        link, prefill, size = decision.link, decision.prefill, decision.kv_bytes
+        if decision.route is Route.LOCAL or link is None or prefill is None or size is None:
+            timed = streams and decision.route is Route.LOCAL
+            return self._links.hand_over_at_home(decision.decode.cluster, timed=timed)
+        ahead = self._fleet.seconds_ahead(prefill.instance)
+        return self._links.book(link.name, size, begins_in=ahead, timed=streams)
 
     def succeeded(self, instance: str) -> None:
         """Note a finished call."""

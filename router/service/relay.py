@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from router.domain.decision import Decision, NoRoute, Placement, Route
+from router.domain.decision import Decision, NoRoute, Placement
 from router.domain.errors import (
     NobodyAlive,
     UpstreamBroken,
@@ -182,6 +182,9 @@ class _Course:
         usage = Usage(prompt_tokens=told.prompt_tokens, cached_tokens=told.cached_tokens)
         self._relay.hook.prefill_answered(placement, usage)
         self._bytes_due = told.handoff is not None
+        if told.handoff is not None:
+            for booking in self._bookings:
+                booking.depart()
         return _Prefilled(told.handoff, told.cached_tokens, self._relay.clock.monotonic())
 
     async def _outlive(self, call: EngineRequest) -> WholeAnswer:
@@ -394,15 +397,11 @@ class _Course:
 
     def _book(self, held: Held) -> None:
         """Reserve what the legs will move between clusters."""
-        decision = self._decision
-        moved = []
-        if decision.route is Route.PRFAAS and decision.link and decision.kv_bytes is not None:
-            moved.append((decision.link.name, decision.kv_bytes))
-        if decision.prefix_transfer is not None:
-            moved.append((decision.prefix_transfer.link, decision.prefix_transfer.bytes))
-        self._bookings = [self._relay.ledger.book(link, size) for link, size in moved]
-        if moved:
-            held.add(self._release_bookings)
+        ledger, prefix = self._relay.ledger, self._decision.prefix_transfer
+        self._bookings = [ledger.hand_over(self._decision, streams=self._request.body.stream)]
+        if prefix is not None:
+            self._bookings.append(ledger.book(prefix.link, prefix.bytes))
+        held.add(self._release_bookings)
 
     def _release_bookings(self) -> None:
         for booking in self._bookings:
@@ -418,6 +417,8 @@ class _Course:
 
     def note_first_byte(self) -> None:
         """The decode instance has pulled what it needs and begins to answer."""
+        for booking in self._bookings:
+            booking.arrive()
         self._release_bookings()
         self._count_bytes(KvOutcome.USEFUL)
         elapsed = self._relay.clock.monotonic() - self._request.received_at

@@ -163,7 +163,15 @@ class Planner(Protocol):
 
 
 class Booking(Protocol):
-    """Bytes reserved on a link."""
+    """A hand-off on its way: bytes reserved on a link, if it crosses one."""
+
+    def depart(self) -> None:
+        """The prefill has answered with a hand-off."""
+        ...
+
+    def arrive(self) -> None:
+        """The first byte of the answer is here."""
+        ...
 
     def release(self) -> None:
         """Give the bytes back. Idempotent."""
@@ -188,7 +196,15 @@ class Ledger(Protocol):
         ...
 
     def book(self, link: str, size: Bytes) -> Booking:
-        """Reserve a hand-off's bytes on a link, from its dispatch to the decode's first byte."""
+        """Reserve a prefix's bytes on a link, from its dispatch to the decode's first byte."""
+        ...
+
+    def hand_over(self, decision: Decision, *, streams: bool) -> Booking:
+        """Reserve the bytes of the decision's hand-off, if it crosses a link, as `book` does.
+
+        Called before its prefill is sent. With `streams` the answer's first byte comes as soon as
+        the hand-off has arrived.
+        """
         ...
 
     def succeeded(self, instance: str) -> None:

@@ -6,7 +6,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from kvmeta.index import MetadataIndex
 from kvmeta.types import SourceReport
-from router.control.links import LinkState, is_up, usable_bandwidth, utilization
+from router.control.links import (
+    LinkState,
+    bandwidth_source,
+    is_up,
+    usable_bandwidth,
+    utilization,
+)
 from router.domain.decision import ThresholdMode
 from router.domain.topology import ClusterKind
 from router.domain.units import Seconds, Tokens, to_gbps
@@ -188,6 +194,13 @@ class StateReport:
             "capacity_gbps": to_gbps(state.nominal),
             "configured_capacity_gbps": to_gbps(state.link.capacity),
             "usable_gbps": to_gbps(usable_bandwidth(state, now)),
+            "usable_source": bandwidth_source(state, now),
+            "inferred": None
+            if state.inferred is None
+            else {
+                "available_gbps": to_gbps(state.inferred.rate),
+                "age_seconds": self._age(state.inferred.measured_at),
+            },
             "utilization": utilization(state, now),
             "regime": view.regime,
             "bandwidth_mode": state.mode,

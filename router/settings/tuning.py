@@ -57,6 +57,9 @@ class BandwidthSettings(Section):
     0.8."""
     abundant_below: Ratio = 0.6
     """Utilisation below which it is abundant again; the gap keeps the regime from flapping."""
+    infer: bool = True
+    """Whether a link without telemetry of what is available, and without an operator's capacity,
+    is judged by hand-offs that wait for it: a throttled link looks idle otherwise."""
 
     @model_validator(mode="after")
     def _hysteresis_has_a_gap(self) -> Self:
@@ -239,6 +242,10 @@ class TransferSettings(Section):
     `kv_lease_duration`)."""
     lease_margin_seconds: Duration = 5
     """A hand-off older than the lease less this is thrown away: one NIXL heartbeat."""
+    layerwise_overlap: bool = False
+    """Whether KV travels layer by layer while the prefill runs, so that what is inferred of a link
+    begins then. NIXL pulls when the prefill is done; the stand-in engines overlap by default
+    (`engines.layerwise_overlap`)."""
 
     @model_validator(mode="after")
     def _margin_fits_lease(self) -> Self:

@@ -119,6 +119,8 @@ class Books:
         self.begun: list[tuple[str, Leg]] = []
         self.booked: Counter[str] = Counter()
         self.most_booked = 0
+        self.streams: list[bool] = []
+        self.courses: list[str] = []
         self.successes: list[str] = []
         self.failures: list[tuple[str, FailureKind]] = []
 
@@ -138,6 +140,13 @@ class Books:
         self.most_booked = max(self.most_booked, self.booked[link])
         return _Booking(self, link, size)
 
+    def hand_over(self, decision: Decision, *, streams: bool) -> _Booking:
+        link, size = decision.link, decision.kv_bytes
+        self.streams.append(streams)
+        if decision.route is Route.LOCAL or link is None or size is None:
+            return _Booking(self, "", Bytes(0))
+        return self.book(link.name, size)
+
     def succeeded(self, instance: str) -> None:
         self.successes.append(instance)
 
@@ -155,6 +164,12 @@ class _Booking:
     books: Books
     link: str
     size: int
+
+    def depart(self) -> None:
+        self.books.courses.append("depart")
+
+    def arrive(self) -> None:
+        self.books.courses.append("arrive")
 
     def release(self) -> None:
         self.books.booked[self.link] -= self.size

@@ -167,6 +167,29 @@ async def test_telemetry_that_one_was_told_all_know_by_its_age(one: Process, two
     assert two.links.view("west-east").telemetry_age == 0.0
 
 
+async def test_what_hand_offs_say_of_a_link_adds_up(one: Process, two: Process) -> None:
+    """Each share of the link is told; what one did before it was heard of first counts nowhere."""
+    size = Bytes(10**9)
+    for process in (one, two):
+        process.links.book("west-east", size, timed=True).arrive()
+        await process.peers.exchange()
+    begun = {}
+    for process in (one, two):
+        begun[process] = process.links.book("west-east", size, timed=True)
+        begun[process].depart()
+    for _ in range(16):
+        for process in (one, two):
+            await process.peers.exchange()
+            process.clock.advance(0.25)
+            process.links.look()
+    for process in (one, two):
+        # Two of 1 GB, each with half of the link for four seconds: it carries at most 0.5 GB/s.
+        assert process.links.state("west-east").inferred is not None
+        assert process.links.view("west-east").rate == pytest.approx(0.5e9, rel=0.1)
+        begun[process].arrive()
+        begun[process].release()
+
+
 async def test_who_leaves_and_who_is_not_heard_of_is_forgotten(
     board: Board, one: Process, two: Process
 ) -> None:

@@ -1,0 +1,144 @@
+"""What a link carries, inferred from the hand-offs that had to wait for it. Pure.
+
+Without telemetry a throttled link looks idle: little crosses. What betrays it is that hand-offs
+arrive late. `crossings` says what each had of the link; this says what follows.
+
+- **Down at once.** Hand-offs that wait bound what the link carries from above; those that arrived
+  while it was always busy measure it. Either counts once it is about `enough` seconds of the link's
+  time, and only where waits were felt: what costs nobody a quarter of a second may be anything.
+- **Up by measurement** only while the link is always busy. Otherwise hand-offs that cross quickly
+  may have crossed beside their prefills, and prove nothing.
+- **Up by time.** An idle link tells nothing, so what was inferred is held for a while, and then
+  grows by some percent a second. t follows it down, and real traffic is the probe. Where that meets
+  the old limit again, the next try waits twice as long (as TCP backs off), so that a link that
+  stays narrow is not flooded in a rhythm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from router.control.crossings import Crossed
+from router.domain.units import BytesPerSecond, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRules:
+    """When waits say something of a link.
+
+    `window`: how old evidence may be. `enough`: seconds of the link's time that it must be; two
+    hand-offs of a 32K prompt of the paper's model at 5 Gbit/s. `felt`: the mean wait below which
+    nothing is inferred. `below`: only what is under this part of the nominal bandwidth is worth it.
+    `busy`: the part of the time that counts as always. `worth`: changes under this part are left
+    alone. `hold`, `longest_hold`: how long what was inferred holds without evidence. `growth`: by
+    how much it grows a second then. `least`: the part of the nominal bandwidth that is always
+    assumed, so that the link is tried again.
+    """
+
+    window: Seconds = 10.0
+    enough: Seconds = 2.0
+    felt: Seconds = 0.25
+    below: float = 0.8
+    busy: float = 0.8
+    worth: float = 0.02
+    hold: Seconds = 30.0
+    longest_hold: Seconds = 600.0
+    growth: float = 0.05
+    least: float = 0.005
+
+
+_RULES = InferenceRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """What is inferred of a link. `rate` None: nothing speaks against the nominal bandwidth.
+
+    `measured_at` is when evidence last bore it out; `marks` are what had crossed at some times.
+    """
+
+    at: Seconds
+    rate: BytesPerSecond | None = None
+    measured_at: Seconds = 0.0
+    hold: Seconds = _RULES.hold
+    marks: tuple[tuple[Seconds, Crossed], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What hand-offs say: `rate` is a measurement where the link was always busy, else a bound."""
+
+    rate: BytesPerSecond
+    measured: bool = False
+
+
+def step_inference(
+    state: Inference,
+    arrived: Crossed,
+    waiting: Crossed,
+    now: Seconds,
+    nominal: BytesPerSecond,
+    rules: InferenceRules = _RULES,
+) -> Inference:
+    """Return what is inferred `now`.
+
+    `arrived` sums up every hand-off of all gateways that ever arrived, `waiting` those that should
+    have by now.
+    """
+    marks = tuple(mark for mark in state.marks if now - mark[0] <= rules.window)
+    kept = replace(state, at=now, marks=(*marks, (now, arrived)))
+    evidence = _weigh(marks, arrived, waiting, now, rules)
+    assumed = nominal if state.rate is None else state.rate
+    if evidence is None or not (evidence.measured or evidence.rate <= assumed * (1 + rules.worth)):
+        return _grow(kept, now - state.at, nominal, rules)
+    if evidence.rate >= rules.below * nominal:
+        return replace(kept, rate=None, hold=rules.hold)
+    return _believe(kept, evidence.rate, nominal, rules)
+
+
+def _weigh(
+    marks: tuple[tuple[Seconds, Crossed], ...],
+    arrived: Crossed,
+    waiting: Crossed,
+    now: Seconds,
+    rules: InferenceRules,
+) -> _Evidence | None:
+    """Return what the latest hand-offs say that are `enough`; None where they say nothing."""
+    bound: BytesPerSecond | None = None
+    for since, mark in ((now, arrived), *reversed(marks)):
+        since_then = arrived - mark
+        both = since_then + waiting
+        if bound is None and both.link_seconds >= rules.enough and both.mean_wait >= rules.felt:
+            bound = both.rate
+        if since_then.link_seconds >= rules.enough:
+            if since_then.mean_wait < rules.felt:
+                break
+            rate = since_then.rate if bound is None else min(bound, since_then.rate)
+            return _Evidence(rate, since_then.link_seconds >= rules.busy * (now - since))
+    return None if bound is None else _Evidence(bound)
+
+
+def _believe(
+    state: Inference, told: BytesPerSecond, nominal: BytesPerSecond, rules: InferenceRules
+) -> Inference:
+    """Return the state with what evidence tells now; small changes only bear it out."""
+    rate = BytesPerSecond(max(told, rules.least * nominal))
+    if state.rate is None:
+        return replace(state, rate=rate, measured_at=state.at)
+    grew = state.at - state.measured_at > state.hold
+    hold = min(2 * state.hold, rules.longest_hold) if grew and rate < state.rate else state.hold
+    if abs(rate - state.rate) <= rules.worth * state.rate:
+        rate = state.rate
+    return replace(state, rate=rate, measured_at=state.at, hold=hold)
+
+
+def _grow(
+    state: Inference, passed: Seconds, nominal: BytesPerSecond, rules: InferenceRules
+) -> Inference:
+    """Return the state after time without evidence."""
+    if state.rate is None or state.at - state.measured_at <= state.hold:
+        return state
+    rate = BytesPerSecond(state.rate * (1 + rules.growth) ** passed)
+    if rate >= nominal:
+        return replace(state, rate=None, hold=rules.hold)
+    return replace(state, rate=rate)
