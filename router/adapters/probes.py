@@ -24,6 +24,7 @@ _WANTED = frozenset(
         _BY_REASON,
         "vllm:kv_cache_usage_perc",
         "vllm:nixl_bytes_transferred_sum",
+        "vllm:nixl_xfer_time_seconds_sum",
     }
 )
 
@@ -77,7 +78,8 @@ def read_metrics(text: str, at: Seconds) -> EngineReading | None:
     """Return the queue that vLLM's metrics tell of, None where they tell none.
 
     Sums over data-parallel engines. Waiting for capacity is what queues; `deferred` requests wait
-    for KV from elsewhere and are left out where the engine tells them apart (vLLM 0.33).
+    for KV from elsewhere and are left out where the engine tells them apart (vLLM 0.33). Transfers
+    are counted by whoever reads KV: a decode instance's are what it received.
     """
     sums: dict[str, float] = {}
     for sample in _SAMPLE.finditer(text):
@@ -105,4 +107,5 @@ def _reading(sums: Mapping[str, float], at: Seconds) -> EngineReading | None:
         running=int(running),
         kv_usage=sums.get("vllm:kv_cache_usage_perc"),
         transferred_bytes=sums.get("vllm:nixl_bytes_transferred_sum"),
+        transfer_seconds=sums.get("vllm:nixl_xfer_time_seconds_sum"),
     )

@@ -142,6 +142,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
         mode=BandwidthMode(settings.scheduler.bandwidth.mode),
         infers=settings.scheduler.bandwidth.infer,
         overlap=settings.transfer.layerwise_overlap,
+        transfers=fleet.transfer_seconds,
     )
     deployments = LiveDeployments(fleet, links, clock)
     state = build_state(store)

@@ -30,9 +30,10 @@ class InferenceRules:
     hand-offs of a 32K prompt of the paper's model at 5 Gbit/s. `felt`: the mean wait below which
     nothing is inferred. `below`: only what is under this part of the nominal bandwidth is worth it.
     `busy`: the part of the time that counts as always. `worth`: changes under this part are left
-    alone. `hold`, `longest_hold`: how long what was inferred holds without evidence. `growth`: by
-    how much it grows a second then. `least`: the part of the nominal bandwidth that is always
-    assumed, so that the link is tried again.
+    alone. `told`: the part of the waits that engines' transfers must explain, where they tell of
+    them; scrapes are late. `hold`, `longest_hold`: how long what was inferred holds without
+    evidence. `growth`: by how much it grows a second then. `least`: the part of the nominal
+    bandwidth that is always assumed, so that the link is tried again.
     """
 
     window: Seconds = 10.0
@@ -41,6 +42,7 @@ class InferenceRules:
     below: float = 0.8
     busy: float = 0.8
     worth: float = 0.02
+    told: float = 0.5
     hold: Seconds = 30.0
     longest_hold: Seconds = 600.0
     growth: float = 0.05
@@ -48,6 +50,15 @@ class InferenceRules:
 
 
 _RULES = InferenceRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What had crossed at one time, and the seconds of transfers that engines told until then."""
+
+    at: Seconds
+    arrived: Crossed
+    transfers: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,7 @@ class Inference:
     rate: BytesPerSecond | None = None
     measured_at: Seconds = 0.0
     hold: Seconds = _RULES.hold
-    marks: tuple[tuple[Seconds, Crossed], ...] = ()
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +89,21 @@ def step_inference(
     waiting: Crossed,
     now: Seconds,
     nominal: BytesPerSecond,
+    transfers: Seconds | None = None,
     rules: InferenceRules = _RULES,
 ) -> Inference:
     """Return what is inferred `now`.
 
     `arrived` sums up every hand-off of all gateways that ever arrived, `waiting` those that should
-    have by now.
+    have by now. `transfers` are the seconds that engines ever spent on them as they tell, None
+    where they do not.
     """
-    marks = tuple(mark for mark in state.marks if now - mark[0] <= rules.window)
-    kept = replace(state, at=now, marks=(*marks, (now, arrived)))
-    evidence = _weigh(marks, arrived, waiting, now, rules)
+    marks = tuple(mark for mark in state.marks if now - mark.at <= rules.window)
+    mark = Mark(now, arrived, transfers)
+    kept = replace(state, at=now, marks=(*marks, mark))
+    evidence = None
+    if not _is_others(marks, mark, rules):
+        evidence = _weigh(marks, mark, waiting, rules)
     assumed = nominal if state.rate is None else state.rate
     if evidence is None or not (evidence.measured or evidence.rate <= assumed * (1 + rules.worth)):
         return _grow(kept, now - state.at, nominal, rules)
@@ -96,17 +112,23 @@ def step_inference(
     return _believe(kept, evidence.rate, nominal, rules)
 
 
+def _is_others(marks: tuple[Mark, ...], now: Mark, rules: InferenceRules) -> bool:
+    """Whether hand-offs waited for something else: engines tell of much less time in transfers."""
+    if not marks or now.transfers is None or marks[0].transfers is None:
+        return False
+    waited = now.arrived.waited - marks[0].arrived.waited
+    transferred = now.transfers - marks[0].transfers
+    # Below 0 an engine has left, with what it told.
+    return waited > 0 and 0 <= transferred < rules.told * waited
+
+
 def _weigh(
-    marks: tuple[tuple[Seconds, Crossed], ...],
-    arrived: Crossed,
-    waiting: Crossed,
-    now: Seconds,
-    rules: InferenceRules,
+    marks: tuple[Mark, ...], now: Mark, waiting: Crossed, rules: InferenceRules
 ) -> _Evidence | None:
     """Return what the latest hand-offs say that are `enough`; None where they say nothing."""
     bound: BytesPerSecond | None = None
-    for since, mark in ((now, arrived), *reversed(marks)):
-        since_then = arrived - mark
+    for mark in (now, *reversed(marks)):
+        since_then = now.arrived - mark.arrived
         both = since_then + waiting
         if bound is None and both.link_seconds >= rules.enough and both.mean_wait >= rules.felt:
             bound = both.rate
@@ -114,7 +136,7 @@ def _weigh(
             if since_then.mean_wait < rules.felt:
                 break
             rate = since_then.rate if bound is None else min(bound, since_then.rate)
-            return _Evidence(rate, since_then.link_seconds >= rules.busy * (now - since))
+            return _Evidence(rate, since_then.link_seconds >= rules.busy * (now.at - mark.at))
     return None if bound is None else _Evidence(bound)
 
 

@@ -104,8 +104,13 @@ class CrossingBook:
             _Answers(waited, waited / 2) if known is None else known.follow(waited)
         )
 
-    def infer(self, name: str, nominal: BytesPerSecond) -> Inferred | None:
-        """Return what the hand-offs say of a link now; None where nothing speaks against it."""
+    def infer(
+        self, name: str, nominal: BytesPerSecond, transfers: Seconds | None = None
+    ) -> Inferred | None:
+        """Return what the hand-offs say of a link now; None where nothing speaks against it.
+
+        `transfers` are the seconds of all transfers into the link's target, as engines tell.
+        """
         road, now = self._roads[name], self._clock.monotonic()
         answers = self._answers.get(road.target)
         if answers is not None:
@@ -113,7 +118,7 @@ class CrossingBook:
             road.own.patience = answers.mean + _DEVIATIONS * answers.deviation
         arrived = road.own.arrived + road.heard
         waiting = road.own.waiting(now) + road.peers_waiting
-        road.inference = step_inference(road.inference, arrived, waiting, now, nominal)
+        road.inference = step_inference(road.inference, arrived, waiting, now, nominal, transfers)
         rate = road.inference.rate
         road.own.rate = nominal if rate is None else rate
         return None if rate is None else Inferred(rate, road.inference.measured_at)

@@ -35,7 +35,8 @@ from router.ports import Clock
 class EngineReading:
     """What one scrape of an engine told. `waiting` counts requests that wait for capacity.
 
-    `at` is the monotonic time at which the scrape was asked for.
+    `at` is the monotonic time at which the scrape was asked for. `transferred_bytes` and
+    `transfer_seconds` are sums over the KV transfers that it received since it started.
     """
 
     at: Seconds
@@ -43,6 +44,7 @@ class EngineReading:
     running: int
     kv_usage: float | None = None
     transferred_bytes: float | None = None
+    transfer_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class Member:
     `answered_at` is when it last answered a probe, whatever its answer. `decodes_due` counts the
     prefills elsewhere that will be decoded here. `peak` is the most legs of ours that ran there
     since the last reading, `unexplained` what that reading told beyond them; `peers_before` and
-    `peers_since` are the most of other gateways' about that reading.
+    `peers_since` are the most of other gateways' about that reading. `received` are the seconds of
+    KV transfers that it told of, over its restarts.
     """
 
     instance: Instance
@@ -107,6 +110,7 @@ class Member:
     peers: PeerLoad = _NO_PEERS
     peers_before: int = 0
     peers_since: int = 0
+    received: Seconds = 0.0
 
     @property
     def others(self) -> int:
@@ -340,6 +344,7 @@ class Fleet:
         if member.health.alive is not before and before is not None:
             member.transitions += 1
         if reading is not None:
+            member.received += _grown(member.reading, reading)
             member.reading = reading
             member.unexplained = max(0, reading.running + reading.waiting - member.peak)
             member.peak = member.inflight
@@ -397,6 +402,21 @@ class Fleet:
             return None
         age = self._clock.monotonic() - reading.at
         return reading if age <= self.rules.signal_max_age else None
+
+    def transfer_seconds(self, cluster: str) -> Seconds | None:
+        """Return how long a cluster's decode instances ever spent on receiving KV, in sum.
+
+        None where one of those that are ready does not tell, or not lately.
+        """
+        total = 0.0
+        for member in self._members.values():
+            if member.instance.cluster == cluster and member.instance.role is not Role.PREFILL:
+                total += member.received
+                reading = self.fresh_reading(member)
+                told = reading is not None and reading.transfer_seconds is not None
+                if not told and self.is_ready(member):
+                    return None
+        return total
 
     def queue_depth(self, member: Member) -> int | None:
         """Return how many wait there: as scraped, and what we sent since; None when too old."""
@@ -492,6 +512,14 @@ class Fleet:
 
 def _lives(member: Member) -> bool:
     return member.state is InstanceState.ACTIVE and member.health.alive is True
+
+
+def _grown(before: EngineReading | None, after: EngineReading) -> Seconds:
+    """Return by how much the time of transfers grew; a restarted engine counts from 0."""
+    if after.transfer_seconds is None or before is None or before.transfer_seconds is None:
+        return 0.0
+    grown = after.transfer_seconds - before.transfer_seconds
+    return grown if grown >= 0 else after.transfer_seconds
 
 
 class _PrefillCounted:

@@ -42,7 +42,8 @@ class LinkBoard:
 
     `budget` is how many seconds of a link's usable bandwidth may be booked at once. With `infers`
     links without telemetry are judged by the hand-offs that cross them, which with `overlap` travel
-    while they are computed.
+    while they are computed; `transfers` says how many seconds a cluster's engines ever spent on
+    receiving KV, None where they do not tell.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class LinkBoard:
         mode: BandwidthMode = BandwidthMode.AUTO,
         infers: bool = True,
         overlap: bool = False,
+        transfers: Callable[[str], Seconds | None] = lambda _: None,
     ) -> None:
         self._infers = infers
+        self._transfers = transfers
         self.crossings = CrossingBook(clock, overlap=overlap)
         self._sources: dict[str, BandwidthSource] = {}
         self._states = {link.name: LinkState(link, mode=mode) for link in links}
@@ -196,7 +199,10 @@ class LinkBoard:
         """Infer what links carry, and log whose word on it is in force where that has changed."""
         now = self._clock.monotonic()
         for name, state in self._states.items():
-            inferred = self.crossings.infer(name, state.nominal) if self._infers else None
+            inferred = None
+            if self._infers:
+                told = self._transfers(state.link.target)
+                inferred = self.crossings.infer(name, state.nominal, told)
             if inferred != state.inferred:
                 self._states[name] = replace(state, inferred=inferred)
                 self._freed()

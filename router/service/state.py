@@ -170,6 +170,8 @@ class StateReport:
             "queue_depth": self._fleet.queue_depth(member),
             "running": fresh.running if fresh else None,
             "kv_usage": fresh.kv_usage if fresh else None,
+            "received_kv_bytes": fresh.transferred_bytes if fresh else None,
+            "receive_seconds": fresh.transfer_seconds if fresh else None,
             "signal_age_seconds": self._age(reading.at) if reading else None,
             "transitions": member.transitions,
             "compatibility": instance.compatibility,

@@ -86,6 +86,19 @@ def test_an_idle_link_tells_nothing() -> None:
     assert grown.rate == pytest.approx(from_gbps(5) * (1 + RULES.growth))
 
 
+@pytest.mark.parametrize(("told", "inferred"), [(None, True), (0.1, False), (0.9, True)])
+def test_waits_that_engines_transfers_do_not_explain_are_not_the_links(
+    told: float | None, *, inferred: bool
+) -> None:
+    """An engine that tells of little time in transfers was slow by itself."""
+    state, arrived = Inference(0.0), Crossed()
+    for second in range(10):
+        arrived += Crossed(0.6e9, 1.0, 1.5, 1)
+        transfers = None if told is None else told * arrived.waited
+        state = step_inference(state, arrived, Crossed(), second, LINK.capacity, transfers)
+    assert (state.rate is not None) is inferred
+
+
 def test_a_link_that_carries_nothing_is_tried_with_little() -> None:
     """However long hand-offs wait, a little of the nominal bandwidth is assumed."""
     waiting = Crossed(1e6, 1000.0, 1000.0, 1)
