@@ -42,6 +42,7 @@ class CrossingTraffic:
     gateways: int = 1
     answer: float = 0.05
     seed: int = 0
+    infers: bool = True
     clock: FakeClock = field(default_factory=FakeClock)
     inferred: dict[int, list[float]] = field(default_factory=dict)
 
@@ -54,7 +55,12 @@ class CrossingTraffic:
         self._busy = [0.0, 0.0]
         self.boards = [
             LinkBoard(
-                [LINK], clock=self.clock, bounds=RegimeBounds(), budget=5.0, overlap=self.overlap
+                [LINK],
+                clock=self.clock,
+                bounds=RegimeBounds(),
+                budget=5.0,
+                infers=self.infers,
+                overlap=self.overlap,
             )
             for _ in range(self.gateways)
         ]

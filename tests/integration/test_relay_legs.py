@@ -71,6 +71,8 @@ async def test_bookings_are_released_at_the_first_byte() -> None:
             chunks = response.chunks()
             await anext(chunks)
             assert not any(scene.rig.books.booked.values())
+            assert scene.rig.books.streams == [True]
+            assert scene.rig.books.courses == ["depart", "arrive"]
             assert scene.rig.books.running[("pd-d0", Leg.DECODE)] == 1
             async for _ in chunks:
                 pass

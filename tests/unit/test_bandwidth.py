@@ -64,6 +64,14 @@ def test_a_link_that_stays_narrow_is_tried_ever_more_rarely() -> None:
     assert sum(each > 10 for each in seen) < len(seen) / 10
 
 
+def test_inference_can_be_switched_off() -> None:
+    """Then a link without telemetry carries what the configuration says."""
+    traffic = CrossingTraffic(load=3, infers=False)
+    traffic.throttle(5)
+    traffic.run(40.0)
+    assert set(traffic.inferred[0]) == {100.0}
+
+
 @pytest.mark.parametrize("answer", [0.05, 1.0])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_slow_decode_instances_are_no_slow_link(*, overlap: bool, answer: float) -> None:
