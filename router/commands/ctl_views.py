@@ -14,7 +14,10 @@ from router.commands.admin_client import Json
 from router.commands.output import format_cell, print_pairs, print_table
 
 _INSTANCE_FIELDS: Final = ("name", "cluster", "role", "state", "ready")
-_LINK_FIELDS: Final = ("name", "from", "to", "health", "up", "capacity_gbps", "utilization")
+_LINK_FIELDS: Final = (
+    *("name", "from", "to", "health", "up", "capacity_gbps"),
+    *("usable_gbps", "usable_source", "utilization"),
+)
 _DECISION_COLUMNS: Final[Mapping[str, str]] = {
     "at": "at",
     "request": "request_id",
