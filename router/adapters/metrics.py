@@ -73,6 +73,9 @@ class PrometheusMetrics:
             )
 
         self._requests = counter("requests_total", "Answered requests", ("route", "reason", "code"))
+        self._refused = counter(
+            "refused_connections_total", "Refused before they were requests", ("cause",)
+        )
         self._decisions = counter("decisions_total", "Decisions", ("route", "reason", "regime"))
         self._uncached = histogram(
             "uncached_tokens", "Tokens compared with t", _TOKEN_BUCKETS, ("route",)
@@ -228,6 +231,10 @@ class PrometheusMetrics:
             return
         self._requests.labels(decision.route, decision.reason, str(status)).inc()
         self._duration.labels(decision.route).observe(elapsed)
+
+    def connection_refused(self, cause: str) -> None:
+        """Count what was refused before it was a request."""
+        self._refused.labels(cause).inc()
 
     def output_paced(self, decision: Decision, seconds_per_token: Seconds) -> None:
         """Time between a stream's tokens."""

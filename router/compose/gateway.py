@@ -38,6 +38,7 @@ from router.control.silence import SilenceRules
 from router.gateway.access import AccessLog, RecordedAccess
 from router.gateway.client_limits import ClientLimits
 from router.gateway.dispatch import Application, Switch
+from router.gateway.refusals import RefusalLog
 from router.gateway.requests import BodyBudget
 from router.service.config_record import ReloadOutcome
 from router.service.membership import Followed, Membership
@@ -80,6 +81,7 @@ class Gateway:
     admin: Switch | None
     reception: Reception
     limits: ClientLimits
+    refusals: RefusalLog
     budget: BodyBudget
     core: Core
     ingest: Ingest
@@ -276,6 +278,7 @@ def build_gateway(
         None if admin is None else Switch(admin),
         reception,
         limits,
+        RefusalLog(core.metrics, core.access),
         budget,
         core,
         ingest,

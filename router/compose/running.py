@@ -95,7 +95,7 @@ async def run_gateway(
     if gateway.admin is not None:
         applications.append(gateway.admin)
     servers = [
-        build_server(application, ClientEdge(gateway.limits), drain.grace)
+        build_server(application, ClientEdge(gateway.limits, gateway.refusals), drain.grace)
         for application in applications
     ]
     with _catching_signals(gateway, servers, drain.delay, overseer) as ending:

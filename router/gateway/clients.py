@@ -38,6 +38,7 @@ from router.gateway.client_limits import (
 from router.gateway.cycles import Cycle
 from router.gateway.dispatch import Application
 from router.gateway.errors import error_response, speaks_anthropic, write_response
+from router.gateway.refusals import Refusal, RefusalLog, cause_of
 from router.gateway.request_heads import (
     RefusedRequest,
     check_head,
@@ -59,8 +60,10 @@ _MOST_PIPELINED: Final = 16
 class ClientEdge:
     """All connections of one server, and the timer that looks at them while there are any."""
 
-    def __init__(self, limits: ClientLimits) -> None:
+    def __init__(self, limits: ClientLimits, refusals: RefusalLog | None = None) -> None:
+        """`refusals` takes note of what no application sees; None lets it pass unnoticed."""
         self.limits = limits
+        self._refusals = refusals
         self.connections: set[ClientConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -77,6 +80,11 @@ class ClientEdge:
         if not self.connections and self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def refuse(self, cause: Refusal, status: int | None, message: str) -> None:
+        """Take note of what was refused on a connection."""
+        if self._refusals is not None:
+            self._refusals.tell(cause, status, message)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_later(self.limits.tick, self._look, loop)
@@ -141,7 +149,7 @@ class ClientConnection(HttpToolsProtocol):
         over = self._edge.enter(self)
         self._surplus = over > 0
         if over > SURPLUS_CONNECTIONS:
-            self.transport.write(write_response(error_response(_too_many())))
+            self._answer(_too_many())
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -177,7 +185,10 @@ class ClientConnection(HttpToolsProtocol):
                 self._expire_body()
             case Overdue.HEAD if self._begun:
                 self._fail(RequestTimeout(Overdue.HEAD.value))
-            case Overdue.READER | Overdue.REST:
+            case Overdue.READER:
+                self._edge.refuse(Refusal.STALLED, None, Overdue.READER.value)
+                self.transport.abort()
+            case Overdue.REST:
                 self.transport.abort()
             case Overdue.HEAD | Overdue.REQUEST:
                 self.transport.close()
@@ -281,6 +292,7 @@ class ClientConnection(HttpToolsProtocol):
         app = self._application
         if self._surplus and not self.scope["path"].startswith(_ALWAYS_ANSWERED):
             app = cast("Application", _refuse_surplus)
+            self._edge.refuse(Refusal.TOO_MANY, 503, str(_too_many()))
         if self._running is None:
             self._serve(self.cycle, app)
             return
@@ -387,8 +399,14 @@ class ClientConnection(HttpToolsProtocol):
                 self.transport.abort()
                 return
         if running is not None or not in_body:  # else it was answered before its body broke
-            self.transport.write(write_response(error_response(error)))
+            self._answer(error)
         self._close_gently()
+
+    def _answer(self, error: RouterError) -> None:
+        """Answer what is no request, and take note of it."""
+        response = error_response(error)
+        self.transport.write(write_response(response))
+        self._edge.refuse(cause_of(error), response[0], str(error))
 
 
 def _too_many() -> Overloaded:

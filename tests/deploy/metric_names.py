@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from kvmeta.types import SourceState
 from router.domain.decision import Reason, Regime, Route
 from router.domain.topology import Role
+from router.gateway.refusals import Refusal
 from router.service.config_record import ReloadOutcome
 from router.service.conversions import ConversionOutcome
 from router.service.late_binding import BindingOutcome
@@ -19,6 +20,7 @@ LABELS: dict[str, frozenset[str]] = {
     name: frozenset(labels.split())
     for name, labels in {
         "requests_total": "route reason code",
+        "refused_connections_total": "cause",
         "decisions_total": "route reason regime",
         "uncached_tokens": "route",
         "prompt_tokens_total": "",
@@ -84,6 +86,7 @@ VALUES: dict[tuple[str, str], Iterable[str]] = {
     ("requests_total", "reason"): Reason,
     ("requests_total", "code"): ("200", "429", "502", "503", "504"),
     ("prefill_queue_seconds", "outcome"): BindingOutcome,
+    ("refused_connections_total", "cause"): Refusal,
     ("decisions_total", "route"): Route,
     ("decisions_total", "reason"): Reason,
     ("decisions_total", "regime"): Regime,

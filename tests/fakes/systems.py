@@ -255,13 +255,13 @@ async def serve_gateway(
     gateway = build_gateway(load(path, {}))
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(gateway.running())
-        edge = ClientEdge(gateway.limits)
+        edge = ClientEdge(gateway.limits, gateway.refusals)
         url = admin_url = await stack.enter_async_context(
             serve_application(gateway.application, edge)
         )
         if gateway.admin is not None:
             admin_url = await stack.enter_async_context(
-                serve_application(gateway.admin, ClientEdge(gateway.limits))
+                serve_application(gateway.admin, ClientEdge(gateway.limits, gateway.refusals))
             )
         client = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, timeout=10, trust_env=False, verify=False)

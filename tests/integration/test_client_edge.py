@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -271,6 +272,9 @@ async def test_a_head_that_never_ends(tmp_path: Path) -> None:
         assert (status, error["type"]) == (408, "timeout_error")
         assert await exchange(system.url) == b""  # who says nothing is told nothing
         assert await exchange(system.url, b"\r\n\r\n") == b""
+        metrics = await system.metrics()
+        assert metrics.total("refused_connections_total") == 1
+        assert metrics.total("refused_connections_total", cause="too_slow") == 1
 
 
 @pytest.mark.parametrize(
@@ -362,14 +366,19 @@ async def test_a_reader_that_takes_nothing_is_cut(tmp_path: Path) -> None:
         await system.settled()
         metrics = await system.counted("requests_total", code="200")
         assert metrics.total("instance_inflight") == 0
+        assert metrics.total("refused_connections_total", cause="stalled") == 1
         await until_empty(system)
 
 
 # -- what is too much
 
 
-async def test_heads_are_bounded(tmp_path: Path) -> None:
-    """A head over its bytes or fields is 431, in one piece or many, complete or not."""
+async def test_heads_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A head over its bytes or fields is 431, in one piece or many, complete or not.
+
+    No request's counts and lines tell of it; it has its own.
+    """
+    caplog.set_level(logging.INFO, "prfaas.access")
     server = {"max_head_bytes": 4096, "max_head_fields": 20}
     async with scripted_system(tmp_path, names="b0", server=server) as system:
         assert told(await exchange(system.url, request(BODY, "x: " + "a" * 4096)))[0] == 431
@@ -381,6 +390,15 @@ async def test_heads_are_bounded(tmp_path: Path) -> None:
                 client.writer.write(piece)
                 await asyncio.sleep(0.01)
             assert told(await client.read_rest())[0] == 431
+        metrics = await system.metrics()
+        assert metrics.total("refused_connections_total", cause="head_too_large") == 4
+        lines = [json.loads(each.message) for each in caplog.records]
+        (line,) = {json.dumps(each) for each in lines if "refused" in each}
+        assert json.loads(line) == {
+            "status": 431,
+            "refused": "head_too_large",
+            "error": "the head is over 4096 bytes or 20 fields",
+        }
         enough = request(BODY, "connection: close", *["x: a"] * 17)
         assert b" 200 OK" in await exchange(system.url, enough)
 
@@ -419,7 +437,10 @@ async def test_connections_over_the_limit(tmp_path: Path) -> None:
         assert system.engine("b0").calls == []
         for path in ("/health", "/ready", "/metrics", "/admin/v1/state"):
             raw = request(b"", path=path, method="GET")
-            assert b" 200 OK" in await exchange(system.url, raw)
+            answer = await exchange(system.url, raw)
+            assert b" 200 OK" in answer
+            if path == "/metrics":
+                assert b'prfaas_refused_connections_total{cause="too_many"} 2.0' in answer
         for call in held:
             call.leave()
         await until(lambda: not system.edge.connections)
