@@ -27,7 +27,7 @@ CONVERSION = Conversion("m", "east", "p1", Role.PREFILL, Role.DECODE)
 PATIENT = 20.0
 """Seconds that no test waits for."""
 
-IMPATIENT = 0.3
+IMPATIENT = 0.15
 """Seconds that a test waits for what never comes."""
 
 
@@ -148,7 +148,7 @@ class ActuatorSuite:
         world.engine.reply([Hold()])
         actuator = world.actuator(IMPATIENT)
         assert await _confirmed(actuator) is False
-        with pytest.raises(ActuationFailed, match=r"within 0\.3 s"):
+        with pytest.raises(ActuationFailed, match=r"within 0\.15 s"):
             await actuator.undo(CONVERSION)
 
     async def test_a_peer_that_is_away_is_told(self, world: World) -> None:

@@ -22,7 +22,7 @@ from router.domain.conversions import Conversion
 from router.domain.errors import ActuationFailed, NotFound, NotLeading, StoreAway
 from router.domain.topology import Instance, Role
 from router.ports import Fence, Kept, StateStore
-from tests.contract.actuator_suite import CONVERSION, IMPATIENT, PATIENT, ActuatorSuite
+from tests.contract.actuator_suite import CONVERSION, PATIENT, ActuatorSuite
 from tests.fakes.conversion_peers import (
     ENGINE_KEY,
     WEBHOOK_SECRET,
@@ -38,6 +38,9 @@ from tests.fakes.kube_api_server import (
     write_account,
 )
 from tests.fakes.scripted_engine import Until, json_answer
+
+BRIEF = 1.0
+"""Seconds in which a peer on loopback answers, and that a test waits for what never comes."""
 
 BACK = Conversion("m", "east", "p1", Role.DECODE, Role.PREFILL)
 
@@ -118,17 +121,17 @@ class TestSglangActuator(ActuatorSuite):
         assert world.peer.role == "decode"
         world.peer.busy = 10**6
         with pytest.raises(ActuationFailed, match="p1 refuses to prefill: instance is not idle"):
-            await world.actuator(IMPATIENT).undo(CONVERSION)
+            await world.actuator(BRIEF).undo(CONVERSION)
 
     async def test_a_long_switch_is_left_to_confirm(self, world: SglangWorld) -> None:
         """Graphs are captured before it answers; an undo needs the answer."""
         world.engine.on("/pd_role_switch", [Until(never := asyncio.Event())])
-        await world.actuator(0.6).act(CONVERSION)
+        await world.actuator(BRIEF).act(CONVERSION)
         assert await world.actuator(PATIENT).confirm(CONVERSION) is False
         world.peer.role = "decode"
         assert await world.actuator(PATIENT).confirm(CONVERSION) is True
-        with pytest.raises(ActuationFailed, match=r"p1 did not answer within 0\.6 s"):
-            await world.actuator(0.6).undo(CONVERSION)
+        with pytest.raises(ActuationFailed, match=r"p1 did not answer within 1 s"):
+            await world.actuator(BRIEF).undo(CONVERSION)
         never.set()
 
     async def test_memory_for_graphs_is_named(self, world: SglangWorld) -> None:
