@@ -245,7 +245,39 @@ class TestKubernetesActuator(ActuatorSuite):
         assert await world.actuator(PATIENT).confirm(CONVERSION) is False
         world.peer.settle()
         assert await world.actuator(PATIENT).confirm(CONVERSION) is True
+
+    async def test_what_is_confirmed_can_be_undone(self, world: KubernetesWorld) -> None:
+        """Until another one begins: an operator may abort it just when it is done."""
+        world.peer.workloads["statefulsets", "prefill"].replicas = 3
+        world.url = "http://prefill-2.prefill.engines:8000"
+        await world.actuator(PATIENT).act(CONVERSION)
+        world.peer.settle()
+        assert await world.actuator(PATIENT).confirm(CONVERSION) is True
+        await world.actuator(PATIENT).undo(CONVERSION)
+        assert world.peer.replicas() == {"prefill": 3, "decode": 1}
         assert (await world.state.read("scalings")).document == b"{}"
+
+    async def test_the_same_conversion_may_come_again(self, world: KubernetesWorld) -> None:
+        """What was before the last one is not what was before this one."""
+        await world.actuator(PATIENT).act(CONVERSION)
+        world.peer.settle()
+        assert await world.actuator(PATIENT).confirm(CONVERSION) is True
+        world.peer.workloads["statefulsets", "prefill"].replicas = 1
+        with pytest.raises(ActuationFailed, match="none to spare"):
+            await world.actuator(PATIENT).act(CONVERSION)
+        await world.actuator(PATIENT).undo(CONVERSION)
+        assert world.peer.replicas() == {"prefill": 1, "decode": 2}
+        world.peer.workloads["statefulsets", "prefill"].replicas = 2
+        await world.actuator(PATIENT).act(CONVERSION)
+        assert world.peer.replicas() == {"prefill": 1, "decode": 3}
+
+    async def test_a_flushed_store_knows_nothing(self, world: KubernetesWorld) -> None:
+        """Then it is done where every replica is ready, and there is nothing to undo."""
+        await world.actuator(PATIENT).act(CONVERSION)
+        world.state = MemoryState()
+        assert await world.actuator(PATIENT).confirm(CONVERSION) is False
+        world.peer.settle()
+        assert await world.actuator(PATIENT).confirm(CONVERSION) is True
 
     async def test_what_its_controller_has_not_seen_is_not_ready(
         self, world: KubernetesWorld

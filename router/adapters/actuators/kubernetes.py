@@ -85,7 +85,7 @@ class KubernetesActuator:
         """
         shrinking, growing = self._workloads(conversion)
         before = await self._record.find(conversion)
-        if before is None:
+        if before is None or before.confirmed:
             before = await self._begin(conversion)
         if before.pod is not None:
             await self._api.prefer_removal(before.pod, _CHEAPEST)
@@ -93,18 +93,18 @@ class KubernetesActuator:
         await self._scale(growing, before.growing, before.growing + 1)
 
     async def confirm(self, conversion: Conversion) -> bool:
-        """Return whether the one more is ready; then what was before is forgotten."""
+        """Return whether the one more is ready."""
         _, growing = self._workloads(conversion)
         before = await self._record.find(conversion)
         try:
             seen = await self._api.read_readiness(growing)
         except NoAnswer:
             return False
-        # Confirmed before by a leader that could not tell it any more: every replica is enough.
+        # A store that was flushed knows nothing: that every replica is ready is enough then.
         wanted = before.growing + 1 if before is not None else seen.wanted if seen else 0
         if seen is None or seen.ready < wanted:
             return False
-        await self._record.forget(conversion)
+        await self._record.confirm(conversion)
         return True
 
     async def undo(self, conversion: Conversion) -> None:
@@ -122,6 +122,7 @@ class KubernetesActuator:
     async def _begin(self, conversion: Conversion) -> Scaling:
         """Look at both workloads and at the pod that goes, and write down what was before."""
         shrinking, growing = self._workloads(conversion)
+        await self._record.forget_confirmed()
         replicas = (await self._api.read_scale(shrinking)).replicas
         if replicas < 2:
             raise ActuationFailed(

@@ -1,7 +1,8 @@
 """What two workloads had before a conversion: kept, so that any later leader can go on or go back.
 
 One more replica than "before" means nothing unless somebody remembers before; so it is written to
-the store before anything is scaled, and forgotten when the conversion is confirmed or undone.
+the store before anything is scaled. It is forgotten when the conversion is undone, and kept when it
+is confirmed, until another one begins: an operator may abort it in the same moment.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from router.domain.conversions import Conversion
 from router.domain.errors import ActuationFailed, NotLeading, StoreAway
@@ -24,12 +26,13 @@ _ATTEMPTS: Final = 5
 class Scaling(msgspec.Struct, frozen=True):
     """How many replicas the workload that shrinks and the one that grows had before.
 
-    `pod` is the one whose removal was made cheap, if one was.
+    `pod` is the one whose removal was made cheap, if one was; `confirmed` tells that it is done.
     """
 
     shrinking: int
     growing: int
     pod: str | None = None
+    confirmed: bool = False
 
 
 _Scalings = dict[str, Scaling]
@@ -55,6 +58,20 @@ class ScalingRecord:
         """Keep a scaling; return what is kept of the conversion: what was first."""
         scalings = await self._edit(lambda known: {_key(conversion): scaling} | known)
         return scalings[_key(conversion)]
+
+    async def confirm(self, conversion: Conversion) -> None:
+        """Note that a conversion is done, if it is known."""
+        key = _key(conversion)
+        await self._edit(
+            lambda known: {
+                each: replace(known[each], confirmed=known[each].confirmed or each == key)
+                for each in known
+            }
+        )
+
+    async def forget_confirmed(self) -> None:
+        """Forget what is done."""
+        await self._edit(lambda known: {k: each for k, each in known.items() if not each.confirmed})
 
     async def forget(self, conversion: Conversion) -> None:
         """Forget what was kept of a conversion."""
