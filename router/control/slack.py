@@ -169,14 +169,24 @@ class SlackQueue:
     ) -> Pending | None:
         """Take out, and return, the prompt that a free instance should serve; None for none.
 
+        As `find`.
+        """
+        best = self.find(now, server, finish, closed)
+        if best is not None:
+            self.leave(best)
+        return best
+
+    def find(
+        self, now: Seconds, server: Server, finish: Finish, closed: Collection[str] = ()
+    ) -> Pending | None:
+        """Return the prompt that an instance should serve if it were free now; None for none.
+
         `closed` are lanes that nobody serves now. Costs one `finish` for each prompt that waits in
         the lanes looked at.
         """
         best = self._best(now, finish, self._own(server))
         if best is None and server.may_steal:
             best = self._best(now, finish, self._others(server), closed)
-        if best is not None:
-            self.leave(best)
         return best
 
     def _own(self, server: Server) -> Iterator[Pending]:

@@ -150,7 +150,12 @@ class LateBinding:
 
     def needs(self) -> dict[str, Need]:
         """Return how the instances' places stand; nothing while the rule is another."""
-        return self._places.needs(self._queue) if self._is_on() else {}
+        if not self._is_on():
+            return {}
+        now, servers = self._clock.monotonic(), self._places.servers()
+        return self._places.needs(
+            self._queue, lambda member: self._find(member, servers, now) is not None
+        )
 
     # -- what is done
 
@@ -264,6 +269,20 @@ class LateBinding:
 
     def _serve(self, member: Member, servers: list[Member], now: Seconds) -> bool:
         """Give a free instance the prompt that the queue chooses for it; False for none."""
+        found = self._find(member, servers, now)
+        if found is None:
+            return False
+        server, pending = found
+        self._queue.leave(pending)
+        waiter = self._waiters[pending.number]
+        waiter.stolen = self._guests.note(server, pending.lane)
+        self._settle(waiter, self._take(waiter, server.instance))
+        return True
+
+    def _find(
+        self, member: Member, servers: list[Member], now: Seconds
+    ) -> tuple[Server, Pending] | None:
+        """Return what an instance should be given if it is free; None for nothing."""
         name, cluster = member.instance.name, member.instance.cluster
         peers = {each.instance.name: each for each in servers if each.instance.cluster == cluster}
         may_steal = self._guests.may_steal(
@@ -281,13 +300,8 @@ class LateBinding:
             link = views[berth.link]
             return None if link is None else arrive_if_begun(berth.work, link, berth.handoff)
 
-        pending = self._queue.pick(now, server, finish, self._closed(servers))
-        if pending is None:
-            return False
-        waiter = self._waiters[pending.number]
-        waiter.stolen = self._guests.note(server, pending.lane)
-        self._settle(waiter, self._take(waiter, name))
-        return True
+        pending = self._queue.find(now, server, finish, self._closed(servers))
+        return None if pending is None else (server, pending)
 
     def _take(self, waiter: _Waiter, instance: str) -> Place:
         berth, booking = waiter.berths.by_instance[instance], None

@@ -100,11 +100,14 @@ class PrefillPlaces:
         """Tell that a prompt found no place and waits."""
         self._source.short()
 
-    def needs(self, waiting: Iterable[Pending]) -> dict[str, Need]:
+    def needs(
+        self, waiting: Iterable[Pending], has_use: Callable[[Member], bool]
+    ) -> dict[str, Need]:
         """Return how the places of every live instance stand.
 
-        Who waits for a cluster counts at each of its instances for his part; who waits elsewhere
-        may be stolen, and is worth one place.
+        Who waits for a cluster counts at each of its instances for his part. An instance for which
+        nobody waits is wanted where it `has_use` for what it would steal: a place that is held and
+        not used is one that another gateway lacks.
         """
         lanes = Counter(pending.lane for pending in waiting)
         servers = self.servers()
@@ -113,7 +116,7 @@ class PrefillPlaces:
             name: Need(
                 limit=self._limit(member),
                 held=self.held(member),
-                waiting=math.ceil(lanes[name] + lanes[cluster] / sizes[cluster]) or bool(lanes),
+                waiting=math.ceil(lanes[name] + lanes[cluster] / sizes[cluster]) or has_use(member),
                 foreign=self._fleet.others_running(member),
             )
             for member in servers

@@ -113,6 +113,21 @@ async def test_idle_pools_steal() -> None:
     assert decision.reason is Reason.SOONER_LOCAL
 
 
+async def test_what_would_not_be_stolen_claims_no_place() -> None:
+    """An instance that has nothing for which to be held is left to the other gateways."""
+    bench = SlackBench(rules=with_slack(stretch=1.5))
+    tasks = [bench.ask(LONG) for _ in range(3)]
+    await settle()
+    assert instances_of(tasks) == ["f0", None, None]
+    needs = bench.binding.needs()
+    assert {name: (need.held, need.waiting) for name, need in needs.items()} == {
+        "f0": (1, 2),
+        "p0": (0, 0),
+    }
+    bench.clock.advance(15.0)  # by now anybody may take them
+    assert bench.binding.needs()["p0"].waiting == 1
+
+
 async def test_a_client_that_leaves_costs_nothing() -> None:
     """Waiting, or bound in the very moment: its place in the queue and at the instance is free."""
     bench = SlackBench(remotes="")
