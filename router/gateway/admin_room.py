@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import Request
 
-from router.domain.errors import Forbidden, Unauthenticated
+from router.domain.errors import BadRequest, Forbidden, Unauthenticated
 from router.domain.topology import Instance
 from router.gateway.rooms import Room
 from router.ports import Clock
@@ -105,12 +105,19 @@ def _is_loopback(host: str) -> bool:
 
 
 def demand(room: AdminRoom, role: AdminRole) -> Callable[[Request], Caller]:
-    """Return the check that lets callers with at least a role through."""
+    """Return the check that lets callers with at least a role through.
+
+    A query that says a thing twice is refused: of two scopes only one would count.
+    """
 
     def check(request: Request) -> Caller:
         caller = identify(room, request)
         if _RANK[caller.role] < _RANK[role]:
             raise Forbidden(f"{caller.name!r} is a {caller.role}; this needs {role}")
+        asked = [name for name, _ in request.query_params.multi_items()]
+        for name in asked:
+            if asked.count(name) > 1:
+                raise BadRequest(f"{name[:100]}: is given twice", param=name[:100])
         return caller
 
     return check

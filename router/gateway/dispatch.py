@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
@@ -100,16 +101,27 @@ class BoundedBodies:
 
 
 def _check_json(body: bytes) -> None:
-    """Raise BadRequest for what is no JSON.
+    """Raise BadRequest for what is no JSON, and for an object that names a member twice.
 
-    Python's own reader takes `NaN` and halves of surrogate pairs, which nothing can write again.
+    Python's own reader takes `NaN` and halves of surrogate pairs, which nothing can write again,
+    and the last of two equal names: another reader, before us, may have believed the first.
     """
     try:
         msgspec.json.decode(body)
+        json.loads(body, object_pairs_hook=_refuse_repeated)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from error
+
+
+def _refuse_repeated(members: list[tuple[str, object]]) -> None:
+    """Raise BadRequest for an object that names a member twice."""
+    names: set[str] = set()
+    for name, _ in members:
+        if name in names:
+            raise BadRequest(f"{name[:100]} is given twice", param=name[:100], code="invalid_json")
+        names.add(name)
 
 
 class _Replay:
