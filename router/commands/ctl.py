@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -28,6 +28,7 @@ from router.commands.ctl_views import (
     show_instances,
     show_links,
     show_overrides,
+    show_preview,
     show_threshold,
 )
 from router.commands.output import AsJson, Unusable, print_json
@@ -40,6 +41,7 @@ LinkOption = Annotated[str | None, typer.Option("--link", help="Only this link."
 PrfaasOption = Annotated[str | None, typer.Option("--prfaas", help="Only this PrfaaS cluster.")]
 PdOption = Annotated[str | None, typer.Option("--pd", help="Only this PD cluster.")]
 LinkName = Annotated[str, typer.Argument(metavar="LINK", help="The link's name.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and show what it would change.")]
 InstanceName = Annotated[str, typer.Argument(metavar="INSTANCE", help="The instance's name.")]
 
 
@@ -124,6 +126,22 @@ def _show(target: Target, document: Json, view: Callable[[Json], None]) -> None:
         view(document)
 
 
+def _change(
+    target: Target,
+    method: str,
+    path: str,
+    *,
+    view: Callable[[Json], None],
+    dry_run: bool,
+    query: Mapping[str, str | int | None] | None = None,
+    body: Json = None,
+) -> None:
+    """Make a change and show what came of it, or what it would change."""
+    asked = {**(query or {}), "dry_run": "true" if dry_run else None}
+    document = call_admin(target, method, path, query=asked, body=body)
+    _show(target, document, show_preview if dry_run else view)
+
+
 def _view(path: str, view: Callable[[Json], None]) -> Callable[..., None]:
     """Make a command that shows one document of the API."""
 
@@ -177,13 +195,16 @@ def threshold_set(
     pd: PdOption = None,
     url: UrlOption = None,
     key: KeyOption = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Fix the threshold: prompts with more uncached tokens are prefilled in a PrfaaS cluster."""
     target = settle_target(context, url, key, as_json=as_json)
     body: Json = {"mode": "manual", "tokens": tokens}
     scope = {"model": model, "prfaas": prfaas, "pd": pd}
-    _show(target, call_admin(target, "PUT", "threshold", query=scope, body=body), show_threshold)
+    _change(
+        target, "PUT", "threshold", query=scope, body=body, view=show_threshold, dry_run=dry_run
+    )
 
 
 def _threshold_mode(mode: str) -> Callable[..., None]:
@@ -195,12 +216,20 @@ def _threshold_mode(mode: str) -> Callable[..., None]:
         pd: PdOption = None,
         url: UrlOption = None,
         key: KeyOption = None,
+        dry_run: DryRun = False,
         as_json: AsJson = False,
     ) -> None:
         target = settle_target(context, url, key, as_json=as_json)
         scope = {"model": model, "prfaas": prfaas, "pd": pd}
-        document = call_admin(target, "PUT", "threshold", query=scope, body={"mode": mode})
-        _show(target, document, show_threshold)
+        _change(
+            target,
+            "PUT",
+            "threshold",
+            query=scope,
+            body={"mode": mode},
+            view=show_threshold,
+            dry_run=dry_run,
+        )
 
     command.__doc__ = {
         "auto": "Let the short loop solve the threshold.",
@@ -232,10 +261,11 @@ def _policy_choice(word: str) -> Callable[..., None]:
         *,
         url: UrlOption = None,
         key: KeyOption = None,
+        dry_run: DryRun = False,
         as_json: AsJson = False,
     ) -> None:
         target = settle_target(context, url, key, as_json=as_json)
-        _show(target, call_admin(target, "PUT", "policy", body={"policy": word}), show_document)
+        _change(target, "PUT", "policy", body={"policy": word}, view=show_document, dry_run=dry_run)
 
     command.__doc__ = {
         "paper": "Compare uncached tokens with the threshold.",
@@ -272,6 +302,7 @@ def links_set(
     ] = None,
     url: UrlOption = None,
     key: KeyOption = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Close or open a link, or change its capacity."""
@@ -279,7 +310,7 @@ def links_set(
     body = _given(health=health, capacity_gbps=capacity_gbps)
     if not body:
         raise Unusable("nothing to set: give --health or --capacity-gbps")
-    _show(target, call_admin(target, "PUT", f"links/{_segment(name)}", body=body), show_links)
+    _change(target, "PUT", f"links/{_segment(name)}", body=body, view=show_links, dry_run=dry_run)
 
 
 def links_telemetry(
@@ -339,11 +370,19 @@ def _bandwidth_mode(mode: str) -> Callable[..., None]:
         link: LinkOption = None,
         url: UrlOption = None,
         key: KeyOption = None,
+        dry_run: DryRun = False,
         as_json: AsJson = False,
     ) -> None:
         target = settle_target(context, url, key, as_json=as_json)
-        document = call_admin(target, "PUT", "bandwidth", query={"link": link}, body={"mode": mode})
-        _show(target, document, show_document)
+        _change(
+            target,
+            "PUT",
+            "bandwidth",
+            query={"link": link},
+            body={"mode": mode},
+            view=show_document,
+            dry_run=dry_run,
+        )
 
     command.__doc__ = {
         "auto": "Let utilisation decide.",
@@ -380,12 +419,13 @@ def override_set(
     tenant: TenantOption = None,
     url: UrlOption = None,
     key: KeyOption = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Send prefills one way, whatever their length. A dead path is never chosen."""
     target = settle_target(context, url, key, as_json=as_json)
     body = _given(route=route, model=model, tenant=tenant, ttl_seconds=ttl)
-    _show(target, call_admin(target, "PUT", "override", body=body), show_overrides)
+    _change(target, "PUT", "override", body=body, view=show_overrides, dry_run=dry_run)
 
 
 def override_clear(
@@ -395,12 +435,13 @@ def override_clear(
     tenant: TenantOption = None,
     url: UrlOption = None,
     key: KeyOption = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Drop the override of a model or tenant, or all of them."""
     target = settle_target(context, url, key, as_json=as_json)
     scope = {"model": model, "tenant": tenant}
-    _show(target, call_admin(target, "DELETE", "override", query=scope), show_overrides)
+    _change(target, "DELETE", "override", query=scope, view=show_overrides, dry_run=dry_run)
 
 
 def instances(
@@ -427,6 +468,7 @@ def instances_set(
     role: Annotated[Role | None, typer.Option(help="What it does for a request.")] = None,
     url: UrlOption = None,
     key: KeyOption = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Drain, disable or reactivate an instance, or change its role."""
@@ -434,8 +476,14 @@ def instances_set(
     body = _given(state=state, role=role)
     if not body:
         raise Unusable("nothing to set: give --state or --role")
-    document = call_admin(target, "PATCH", f"instances/{_segment(name)}", body=body)
-    _show(target, document, show_instances)
+    _change(
+        target,
+        "PATCH",
+        f"instances/{_segment(name)}",
+        body=body,
+        view=show_instances,
+        dry_run=dry_run,
+    )
 
 
 def instances_add(
@@ -455,6 +503,7 @@ def instances_add(
     kv_replay: Annotated[str | None, typer.Option(help="Where it replays them.")] = None,
     url: UrlOption = None,
     key: KeyOption = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Add an instance to a running gateway.
@@ -476,7 +525,7 @@ def instances_add(
     missing = [word for word in ("name", "cluster", "url", "role") if word not in entry]
     if missing:
         raise Unusable(f"an instance needs {', '.join(missing)} (--endpoint gives its url)")
-    _show(target, call_admin(target, "POST", "instances", body=entry), show_instances)
+    _change(target, "POST", "instances", body=entry, view=show_instances, dry_run=dry_run)
 
 
 def instances_remove(
@@ -485,11 +534,12 @@ def instances_remove(
     name: InstanceName,
     url: UrlOption = None,
     key: KeyOption = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove an instance from a running gateway. Drain it first to keep its streams."""
     target = settle_target(context, url, key, as_json=as_json)
-    _show(target, call_admin(target, "DELETE", f"instances/{_segment(name)}"), show_instances)
+    _change(target, "DELETE", f"instances/{_segment(name)}", view=show_instances, dry_run=dry_run)
 
 
 def audit(

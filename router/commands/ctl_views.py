@@ -168,6 +168,19 @@ def show_audit(document: Json) -> None:
     )
 
 
+def show_preview(document: Json) -> None:
+    """Show what a change would change, for a dry run."""
+    if not isinstance(document, dict):
+        show_document(document)
+        return
+    print(f"{document.get('action')} of {document.get('subject')}: nothing was changed")
+    if not document.get("changes"):
+        print("it is so already")
+        return
+    print(f"  before  {_brief(document.get('before'))}")
+    print(f"  after   {_brief(document.get('after'))}")
+
+
 def _brief(value: Json) -> str:
     """Return JSON in short: what is not said is left out."""
     return json.dumps(_said(value), separators=(",", ":"), ensure_ascii=False)

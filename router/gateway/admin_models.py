@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from router.control.links import LinkHealth
 from router.domain.decision import Reason, Regime, Route, Rule
 from router.domain.topology import InstanceState, Role
+
+_RFC_3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d")
+
+
+def _only_rfc_3339(given: object) -> object:
+    """Refuse numbers, which a typo makes a moment fifty years ago."""
+    if isinstance(given, datetime) or (isinstance(given, str) and _RFC_3339.match(given)):
+        return given
+    raise ValueError("must be RFC 3339, such as 2026-01-01T00:00:00Z")
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_only_rfc_3339)]
 
 # Bounds far beyond any fleet: what is multiplied with them later must not overflow.
 Ratio = Annotated[float, Field(ge=0, le=1, strict=True)]
@@ -34,6 +47,12 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class ChangeParameters(Parameters):
+    """How a change is made: with `dry_run` it is checked and shown, and not made."""
+
+    dry_run: bool = False
+
+
 class PairParameters(Parameters):
     """Which pairs of clusters a threshold is for; what is left out is any."""
 
@@ -42,13 +61,21 @@ class PairParameters(Parameters):
     pd: str | None = None
 
 
+class PairChange(PairParameters, ChangeParameters):
+    """A change for pairs."""
+
+
 class LinkParameters(Parameters):
     """One link, or all."""
 
     link: str | None = None
 
 
-class OverrideParameters(Parameters):
+class LinkChange(LinkParameters, ChangeParameters):
+    """A change for one link, or all."""
+
+
+class OverrideChange(ChangeParameters):
     """Whose override; without any name, everybody's."""
 
     model: str | None = None
@@ -64,8 +91,8 @@ class DecisionParameters(Parameters):
     blocked_by: Reason | None = None
     model: str | None = None
     tenant: str | None = None
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     cursor: str | None = None
 
 
@@ -77,8 +104,8 @@ class ReplayBody(Body):
     policy: Rule | None = None
     model: str | None = None
     tenant: str | None = None
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
 
     @model_validator(mode="after")
     def _supposes_something(self) -> Self:
@@ -129,7 +156,7 @@ class TelemetryBody(Body):
     loss_ratio: Ratio = 0.0
     retransmit_ratio: Ratio = 0.0
     rtt_ms: Milliseconds | None = None
-    observed_at: AwareDatetime | None = None
+    observed_at: Moment | None = None
 
 
 class BandwidthBody(Body):

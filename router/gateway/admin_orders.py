@@ -2,12 +2,13 @@
 
 Each part has an entity tag, sent with what shows it and with what changes it. A change with
 `If-Match` is made only while the part is as it was seen, else it is 412: two operators who look at
-the same document cannot undo each other's orders unseen.
+the same document cannot undo each other's orders unseen. With `dry_run=true` a change is checked in
+the same way and shown, before and after, and not made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Annotated, Any, Final
@@ -20,11 +21,14 @@ from router.domain.errors import NotFound
 from router.domain.units import from_gbps
 from router.gateway.admin_models import (
     BandwidthBody,
+    ChangeParameters,
     InstancePatch,
     LinkBody,
+    LinkChange,
     LinkParameters,
     OverrideBody,
-    OverrideParameters,
+    OverrideChange,
+    PairChange,
     PairParameters,
     PolicyBody,
     ThresholdBody,
@@ -55,6 +59,7 @@ from router.service.orders import (
 )
 
 Pairs = Annotated[PairParameters, Query()]
+How = Annotated[ChangeParameters, Query()]
 Match = Annotated[str | None, Header(alias="If-Match")]
 
 
@@ -93,10 +98,19 @@ class Desk:
     response: Response
     if_match: frozenset[str] | None
 
-    async def change(self, order: Order) -> None:
-        """Change the orders. Raises what `OrderBook.change` raises."""
+    async def change(
+        self, order: Order, shown: Callable[[], Document], *, dry_run: bool
+    ) -> Document:
+        """Change the orders and return what is `shown` then, or what a change would change.
+
+        Raises what `OrderBook.change` raises.
+        """
+        if dry_run:
+            self.response.status_code = status.HTTP_200_OK
+            return await self.room.orders.preview(order, unless=self.if_match)
         await self.room.orders.change(order, by=self.caller.name, unless=self.if_match)
         self.show(order.part(self.room.orders.orders))
+        return shown()
 
     def show(self, part: object) -> None:
         """Tell the tag of what is shown."""
@@ -146,7 +160,9 @@ def _add_thresholds(
         return room.report.threshold(_find_scope(room, pairs))
 
     @routes.put("/threshold")
-    async def write_threshold(pairs: Pairs, body: ThresholdBody, desk: Desk = operator) -> Document:
+    async def write_threshold(
+        pairs: Annotated[PairChange, Query()], body: ThresholdBody, desk: Desk = operator
+    ) -> Document:
         """Set t for every pair or for a scope; `config` returns to the file."""
         scope = _find_scope(room, pairs)
 
@@ -157,8 +173,8 @@ def _add_thresholds(
             order = ThresholdOrder(scope, mode, body.tokens, now, desk.caller.name)
             return with_threshold(orders, order)
 
-        await desk.change(Order("threshold.set", _name_scope(scope), _thresholds, edit))
-        return room.report.threshold(scope)
+        order = Order("threshold.set", _name_scope(scope), _thresholds, edit)
+        return await desk.change(order, lambda: room.report.threshold(scope), dry_run=pairs.dry_run)
 
 
 def _find_scope(room: AdminRoom, pairs: PairParameters) -> PairScope:
@@ -200,7 +216,7 @@ def _add_policy(
         return room.report.policy()
 
     @routes.put("/policy")
-    async def write_policy(body: PolicyBody, desk: Desk = operator) -> Document:
+    async def write_policy(how: How, body: PolicyBody, desk: Desk = operator) -> Document:
         """Choose the rule; `config` returns to the file. Requests under way go on as decided."""
 
         def edit(orders: Orders) -> Orders:
@@ -209,8 +225,8 @@ def _add_policy(
             order = PolicyOrder(Rule(body.policy), room.clock.now(), desk.caller.name)
             return with_policy(orders, order)
 
-        await desk.change(Order("policy.set", "the rule", _policy, edit))
-        return room.report.policy()
+        order = Order("policy.set", "the rule", _policy, edit)
+        return await desk.change(order, room.report.policy, dry_run=how.dry_run)
 
 
 # -- links
@@ -232,15 +248,17 @@ def _add_links(
         return room.report.link(room.links.state(name))
 
     @routes.put("/links/{name}")
-    async def write_link(name: str, body: LinkBody, desk: Desk = operator) -> Document:
+    async def write_link(name: str, how: How, body: LinkBody, desk: Desk = operator) -> Document:
         """Take a link up or down, believe its telemetry again, set its capacity."""
         room.links.state(name)
 
         def edit(orders: Orders) -> Orders:
             return with_link(orders, name, _change_link(orders.links.get(name), body))
 
-        await desk.change(Order("link.set", name, lambda orders: orders.links.get(name), edit))
-        return room.report.link(room.links.state(name))
+        order = Order("link.set", name, lambda orders: orders.links.get(name), edit)
+        return await desk.change(
+            order, lambda: room.report.link(room.links.state(name)), dry_run=how.dry_run
+        )
 
 
 def _change_link(before: LinkOrder | None, body: LinkBody) -> LinkOrder:
@@ -274,7 +292,7 @@ def _add_bandwidth(
 
     @routes.put("/bandwidth")
     async def write_bandwidth(
-        body: BandwidthBody, which: Annotated[LinkParameters, Query()], desk: Desk = operator
+        body: BandwidthBody, which: Annotated[LinkChange, Query()], desk: Desk = operator
     ) -> Document:
         """Fix the regime of all links or of one, or let it follow the utilisation."""
         mode = None if body.mode == "config" else BandwidthMode(body.mode)
@@ -284,8 +302,10 @@ def _add_bandwidth(
         def edit(orders: Orders) -> Orders:
             return with_modes(orders, names, mode)
 
-        await desk.change(Order("bandwidth.set", which.link or "every link", _modes, edit))
-        return room.report.bandwidth(which.link)
+        order = Order("bandwidth.set", which.link or "every link", _modes, edit)
+        return await desk.change(
+            order, lambda: room.report.bandwidth(which.link), dry_run=which.dry_run
+        )
 
 
 # -- overrides
@@ -308,7 +328,7 @@ def _add_overrides(
         return shown()
 
     @routes.put("/override")
-    async def write_override(body: OverrideBody, desk: Desk = operator) -> Document:
+    async def write_override(how: How, body: OverrideBody, desk: Desk = operator) -> Document:
         """Force a route for a model, a tenant or everybody, for a time or until cleared."""
         model, tenant = _find_override(room, body)
 
@@ -319,12 +339,12 @@ def _add_overrides(
             return with_override(orders, order)
 
         subject = _name_parts("everybody", {"model": model, "tenant": tenant})
-        await desk.change(Order("override.set", subject, _overrides, edit))
-        return shown()
+        order = Order("override.set", subject, _overrides, edit)
+        return await desk.change(order, shown, dry_run=how.dry_run)
 
     @routes.delete("/override")
     async def clear_overrides(
-        whose: Annotated[OverrideParameters, Query()], desk: Desk = operator
+        whose: Annotated[OverrideChange, Query()], desk: Desk = operator
     ) -> Document:
         """Drop the override of a scope; without a scope, all."""
         model, tenant = _find_override(room, whose)
@@ -333,12 +353,12 @@ def _add_overrides(
             return without_overrides(orders, model, tenant)
 
         subject = _name_parts("all", {"model": model, "tenant": tenant})
-        await desk.change(Order("override.clear", subject, _overrides, edit))
-        return shown()
+        order = Order("override.clear", subject, _overrides, edit)
+        return await desk.change(order, shown, dry_run=whose.dry_run)
 
 
 def _find_override(
-    room: AdminRoom, whose: OverrideBody | OverrideParameters
+    room: AdminRoom, whose: OverrideBody | OverrideChange
 ) -> tuple[str | None, str | None]:
     """Return the model and the tenant that are meant. Raises NotFound for a name nobody has."""
     model = None if whose.model is None else room.catalog.resolve(whose.model).model.name
@@ -370,6 +390,9 @@ class _InstancePart:
 def _add_instances(
     routes: APIRouter, room: AdminRoom, viewer: Dependency, operator: Dependency
 ) -> None:
+    def shown(name: str) -> Document:
+        return room.report.instance(room.fleet.member(name))
+
     @routes.get("/instances")
     async def read_instances(desk: Desk = viewer) -> Document:
         """Return every instance."""
@@ -384,7 +407,7 @@ def _add_instances(
 
     @routes.post("/instances", status_code=status.HTTP_201_CREATED, openapi_extra=_INSTANCE_BODY)
     async def add_instance(
-        body: Annotated[dict[str, Any], Body()], desk: Desk = operator
+        how: How, body: Annotated[dict[str, Any], Body()], desk: Desk = operator
     ) -> Document:
         """Let an instance join: a configuration entry plus its `cluster`."""
         instance = room.parse_instance(body)
@@ -392,33 +415,34 @@ def _add_instances(
         def edit(orders: Orders) -> Orders:
             return with_added(orders, room.membership.configured, instance)
 
-        part = _InstancePart(instance.name)
-        await desk.change(Order("instance.add", instance.name, part, edit))
-        return room.report.instance(room.fleet.member(instance.name))
+        order = Order("instance.add", instance.name, _InstancePart(instance.name), edit)
+        return await desk.change(order, lambda: shown(instance.name), dry_run=how.dry_run)
 
     @routes.patch("/instances/{name}")
-    async def change_instance(name: str, body: InstancePatch, desk: Desk = operator) -> Document:
+    async def change_instance(
+        name: str, how: How, body: InstancePatch, desk: Desk = operator
+    ) -> Document:
         """Drain, disable or activate an instance; change its role."""
         if body.role is not None:
             room.fleet.check_role(name, body.role)
 
         def edit(orders: Orders) -> Orders:
             before = orders.instances.get(name, InstanceOrder())
-            order = InstanceOrder(body.state or before.state, body.role or before.role)
-            return with_instance(orders, room.membership.configured, name, order)
+            after = InstanceOrder(body.state or before.state, body.role or before.role)
+            return with_instance(orders, room.membership.configured, name, after)
 
-        await desk.change(Order("instance.set", name, _InstancePart(name), edit))
-        return room.report.instance(room.fleet.member(name))
+        order = Order("instance.set", name, _InstancePart(name), edit)
+        return await desk.change(order, lambda: shown(name), dry_run=how.dry_run)
 
     @routes.delete("/instances/{name}")
-    async def remove_instance(name: str, desk: Desk = operator) -> Document:
+    async def remove_instance(name: str, how: How, desk: Desk = operator) -> Document:
         """Let an instance go; legs that run there run to their end."""
 
         def edit(orders: Orders) -> Orders:
             return without_instance(orders, room.membership.configured, name)
 
-        await desk.change(Order("instance.remove", name, _InstancePart(name), edit))
-        return {"removed": name}
+        order = Order("instance.remove", name, _InstancePart(name), edit)
+        return await desk.change(order, lambda: {"removed": name}, dry_run=how.dry_run)
 
 
 # -- the conversion

@@ -86,9 +86,7 @@ class OrderBook:
         for _ in range(_ATTEMPTS):
             kept = await self._read()
             before = decode_orders(kept.document)
-            after = order.edit(before)
-            if unless is not None and tag(order.part(before)) not in unless:
-                raise Changed(f"{order.subject} was changed by somebody else")
+            after = _edit(order, before, unless)
             if after == before:
                 await self._adopt(kept)
                 return
@@ -103,6 +101,19 @@ class OrderBook:
                 await self._adopt(written)
                 return
         raise Overloaded("others keep changing the orders")
+
+    async def preview(self, order: Order, *, unless: frozenset[str] | None = None) -> Document:
+        """Return what a change would change, and change nothing. Raises as `change` does."""
+        before = decode_orders((await self._read()).document)
+        after = _edit(order, before, unless)
+        return {
+            "dry_run": True,
+            "action": order.action,
+            "subject": order.subject,
+            "changes": after != before,
+            "before": _shown(order.part(before)),
+            "after": _shown(order.part(after)),
+        }
 
     async def refresh(self) -> None:
         """Take over what others ordered. Raises StoreAway."""
@@ -160,6 +171,14 @@ class OrderBook:
             "after": _shown(order.part(after)),
         }
         return msgspec.json.encode(record)
+
+
+def _edit(order: Order, before: Orders, unless: frozenset[str] | None) -> Orders:
+    """Return the orders that there shall be. Raises Changed, and what the edit raises."""
+    after = order.edit(before)
+    if unless is not None and tag(order.part(before)) not in unless:
+        raise Changed(f"{order.subject} was changed by somebody else")
+    return after
 
 
 def _shown(part: object) -> Any:  # noqa: ANN401 - JSON of any shape

@@ -60,6 +60,9 @@ async def prfaas(*arguments: str) -> int:
         ("threshold set 0 --prfaas west", "PUT", "threshold?prfaas=west",
          {"mode": "manual", "tokens": 0}),
         ("threshold auto", "PUT", "threshold", {"mode": "auto"}),
+        ("threshold off --dry-run", "PUT", "threshold?dry_run=true", {"mode": "off"}),
+        ("instances remove d1 --dry-run", "DELETE", "instances/d1?dry_run=true", None),
+        ("override clear --tenant t --dry-run", "DELETE", "override?tenant=t&dry_run=true", None),
         ("threshold off", "PUT", "threshold", {"mode": "off"}),
         ("threshold config --model m", "PUT", "threshold?model=m", {"mode": "config"}),
         ("conversion", "GET", "conversion", None),
@@ -184,6 +187,29 @@ async def test_audit_tells_what_became_of_what(
     gateway.reply(json_answer({"audit": []}))
     assert await prfaas("ctl", "audit", "--url", gateway.url) == 0
     assert "nothing was changed yet" in capsys.readouterr().out
+
+
+async def test_a_dry_run_shows_before_and_after(
+    gateway: ScriptedEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says that nothing was changed, and what would be; what is so already is told so."""
+    preview: dict[str, Any] = {
+        "dry_run": True,
+        "action": "link.set",
+        "subject": "west-east",
+        "changes": True,
+        "before": None,
+        "after": {"health": "down", "capacity": None},
+    }
+    words = ["ctl", "links", "set", "west-east", "--health", "down", "--dry-run"]
+    gateway.reply(json_answer(preview))
+    assert await prfaas(*words, "--url", gateway.url) == 0
+    shown = capsys.readouterr().out
+    for word in ("link.set of west-east", "nothing was changed", '{"health":"down"}'):
+        assert word in shown
+    gateway.reply(json_answer(preview | {"changes": False}))
+    assert await prfaas(*words, "--url", gateway.url) == 0
+    assert "it is so already" in capsys.readouterr().out
 
 
 async def test_decisions_are_one_line_each(
