@@ -61,7 +61,8 @@ class Operator:
     def threshold(self, model: str, prfaas: str, pd: str) -> ThresholdView:
         """Return the threshold in force for a pair.
 
-        `auto` that has not solved anything uses the configured number (DESIGN 5).
+        `auto` that has not solved anything uses the configured number (DESIGN 5). What it solved is
+        held to the bounds of now: a reload may have narrowed them since.
         """
         orders = self._orders.thresholds
         order = self.threshold_order(PairScope(model, prfaas, pd)) if orders else None
@@ -69,7 +70,8 @@ class Operator:
         if mode is ThresholdMode.AUTO:
             solved = self.solved.of(model, pd)
             if solved is not None:
-                return ThresholdView(mode, solved.tokens)
+                bounded = max(self.rules.low, min(solved.tokens, self.rules.high))
+                return ThresholdView(mode, bounded)
         given = None if order is None else order.tokens
         return ThresholdView(mode, self.rules.tokens if given is None else given)
 

@@ -14,8 +14,11 @@ from router.control.thresholds import (
     solve_today,
     step_threshold,
 )
+from router.domain.decision import ThresholdMode
+from router.service.operator import Operator, ThresholdRules
 from router.throughput.planner import tabulate
 from router.throughput.stages import Deployment
+from tests.fakes.clocks import FakeClock
 from tests.fakes.model_cases import CASE_WORKLOAD, case_study
 
 RULES = StepRules(low=512, high=131_072, dwell=5.0, relax_by=0.25, worth=0.03)
@@ -115,3 +118,14 @@ def test_relaxing_never_passes_the_lower_bound() -> None:
     """A step of a quarter ends at `low`."""
     state = InForce(600, 0.0, solved(600))
     assert step_threshold(state, solved(512), 1000.0, RULES).tokens == 512
+
+
+def test_a_reload_that_narrows_the_bounds_holds_at_once() -> None:
+    """What was solved within other bounds is held to those of now until it is solved again."""
+    operator = Operator(ThresholdRules(ThresholdMode.AUTO), clock=FakeClock())
+    operator.solved.put("m", "east", InForce(20_000, 0.0, solved(20_000)))
+    assert operator.threshold("m", "west", "east").tokens == 20_000
+    operator.rules = ThresholdRules(ThresholdMode.AUTO, low=500, high=8_000)
+    assert operator.threshold("m", "west", "east").tokens == 8_000
+    operator.rules = ThresholdRules(ThresholdMode.AUTO, low=30_000, high=40_000)
+    assert operator.threshold("m", "west", "east").tokens == 30_000
