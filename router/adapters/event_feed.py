@@ -35,17 +35,8 @@ class IngestFeed:
         if instance.kv_events == AUTO_EVENTS:
             self._discovery.follow(instance)
             return
-        for rank in range(instance.ranks):
-            await self._ingest.add(
-                SourceSpec(
-                    source=SourceId(instance.name, rank),
-                    layout=self._layout_of(instance),
-                    events_endpoint=offset_port(instance.kv_events, rank),
-                    replay_endpoint=None
-                    if instance.kv_replay is None
-                    else offset_port(instance.kv_replay, rank),
-                )
-            )
+        for spec in list_sources(instance, self._layout_of(instance)):
+            await self._ingest.add(spec)
 
     async def forget(self, instance: str) -> None:
         """Stop, and drop all that the index holds of an instance."""
@@ -61,6 +52,23 @@ class NoFeed:
 
     async def remove(self, instance: str) -> None:
         """Do nothing: what the index holds of an instance belongs to an ingest process."""
+
+
+def list_sources(instance: Instance, layout: CacheLayout) -> list[SourceSpec]:
+    """Return the source of every rank of an instance whose endpoints are configured."""
+    if instance.kv_events is None or instance.kv_events == AUTO_EVENTS:
+        return []
+    return [
+        SourceSpec(
+            source=SourceId(instance.name, rank),
+            layout=layout,
+            events_endpoint=offset_port(instance.kv_events, rank),
+            replay_endpoint=None
+            if instance.kv_replay is None
+            else offset_port(instance.kv_replay, rank),
+        )
+        for rank in range(instance.ranks)
+    ]
 
 
 def offset_port(endpoint: str, rank: int) -> str:
