@@ -46,6 +46,12 @@ class StoreKeys:
         """Hash: who leads, in which term, and until when. Its number must not be begun anew."""
         return self._of("{control}:leader")
 
+    # -- lives for seconds
+
+    def trial(self, owner: str) -> str:
+        """String: what `prfaas doctor` wrote to see whether it is kept; ends after a minute."""
+        return self._of(f"{{doctor}}:{owner}")
+
     # -- what gateways tell each other, together on one shard
 
     @property
