@@ -30,6 +30,8 @@ KeyOption = Annotated[
     typer.Option("--key", metavar="KEY", help="The admin key. (env PRFAAS_ADMIN_KEY)"),
 ]
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and show what it would change.")]
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from router.commands.admin_client import (
+    DryRun,
     Json,
     KeyOption,
     Target,
@@ -41,7 +42,6 @@ LinkOption = Annotated[str | None, typer.Option("--link", help="Only this link."
 PrfaasOption = Annotated[str | None, typer.Option("--prfaas", help="Only this PrfaaS cluster.")]
 PdOption = Annotated[str | None, typer.Option("--pd", help="Only this PD cluster.")]
 LinkName = Annotated[str, typer.Argument(metavar="LINK", help="The link's name.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check it and show what it would change.")]
 InstanceName = Annotated[str, typer.Argument(metavar="INSTANCE", help="The instance's name.")]
 
 

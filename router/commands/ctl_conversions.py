@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from router.commands.admin_client import (
+    DryRun,
     Json,
     KeyOption,
     Target,
@@ -12,7 +13,7 @@ from router.commands.admin_client import (
     call_admin,
     settle_target,
 )
-from router.commands.ctl_views import rows_of, show_rows
+from router.commands.ctl_views import rows_of, show_preview, show_rows
 from router.commands.output import AsJson, print_json
 
 _BALANCE = ("model", "pd", "verdict", "binding", "balance_residual")
@@ -41,6 +42,7 @@ def conversion_abort(
     *,
     url: UrlOption = None,
     key: KeyOption = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Have the conversion under way put back: its instance keeps its old role.
@@ -48,7 +50,12 @@ def conversion_abort(
     Example: prfaas ctl conversion abort
     """
     target = settle_target(context, url, key, as_json=as_json)
-    _show(target, call_admin(target, "DELETE", "conversion"))
+    query = {"dry_run": "true" if dry_run else None}
+    document = call_admin(target, "DELETE", "conversion", query=query)
+    if dry_run and not target.as_json:
+        show_preview(document)
+    else:
+        _show(target, document)
 
 
 def _show(target: Target, document: Json) -> None:

@@ -462,11 +462,11 @@ def _add_conversion(
         return room.report.conversion()
 
     @routes.delete("/conversion")
-    async def abort_conversion(desk: Desk = operator) -> Document:
+    async def abort_conversion(how: How, desk: Desk = operator) -> Document:
         """Have the conversion under way put back; the leader does it within about a second."""
 
         def edit(orders: Orders) -> Orders:
             return with_abort(orders, desk.caller.name)
 
-        await desk.change(Order("conversion.abort", "conversion", _conversion, edit))
-        return room.report.conversion()
+        order = Order("conversion.abort", "conversion", _conversion, edit)
+        return await desk.change(order, room.report.conversion, dry_run=how.dry_run)

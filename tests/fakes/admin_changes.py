@@ -19,6 +19,10 @@ REPORTS: Final = frozenset({"links/{name}/telemetry"})
 """Measurements: no orders, and for agents."""
 
 
+NOTHING_UNDER_WAY: Final = frozenset({("DELETE", "conversion")})
+"""Changes that are 404 where the long loop converts nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A sound order: its method, the path in the document, the path that is called, its body."""

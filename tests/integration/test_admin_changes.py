@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.fakes.admin_changes import CHANGES, READS, REPORTS, Change, standing
+from tests.fakes.admin_changes import CHANGES, NOTHING_UNDER_WAY, READS, REPORTS, Change, standing
 from tests.fakes.systems import System, scripted_system
 
 MASTER, SEER, AGENT = "admin-master-1", "admin-seer-2", "admin-agent-3"
@@ -55,7 +55,7 @@ def is_change(method: str, path: str) -> bool:
 async def test_the_list_of_changes_is_whole(system: System) -> None:
     """What the document has beside reads and measurements is what the tests below know."""
     told = {each for each in await operations(system) if is_change(*each)}
-    assert told == {(change.method, change.path) for change in CHANGES}
+    assert told == {(change.method, change.path) for change in CHANGES} | NOTHING_UNDER_WAY
 
 
 async def test_each_role_may_do_its_own_and_no_more(system: System) -> None:
@@ -129,6 +129,8 @@ async def test_a_dry_run_is_refused_as_the_change_would_be(system: System) -> No
         ("PUT", "links/none?dry_run=true", {"health": "up"}, None, 404),
         ("PATCH", "instances/none?dry_run=true", {"state": "active"}, None, 404),
         ("DELETE", "instances/none?dry_run=true", None, None, 404),
+        ("DELETE", "conversion?dry_run=true", None, None, 404),
+        ("DELETE", "conversion?dry_rnu=true", None, None, 400),
         ("PUT", "threshold?dry_run=perhaps", {"mode": "off"}, None, 400),
         ("PUT", "threshold?dry_rnu=true", {"mode": "off"}, None, 400),
         ("PUT", "links/west-east?dry_rnu=true", {"health": "up"}, None, 400),

@@ -61,6 +61,7 @@ async def prfaas(*arguments: str) -> int:
          {"mode": "manual", "tokens": 0}),
         ("threshold auto", "PUT", "threshold", {"mode": "auto"}),
         ("threshold off --dry-run", "PUT", "threshold?dry_run=true", {"mode": "off"}),
+        ("conversion abort --dry-run", "DELETE", "conversion?dry_run=true", None),
         ("instances remove d1 --dry-run", "DELETE", "instances/d1?dry_run=true", None),
         ("override clear --tenant t --dry-run", "DELETE", "override?tenant=t&dry_run=true", None),
         ("threshold off", "PUT", "threshold", {"mode": "off"}),

@@ -42,6 +42,7 @@ async def test_the_plan_is_the_models_view_of_now(
         await spread_lengths(system)
         (plan,) = (await system.order("GET", "plan"))["plans"]
         assert plan["lacks"] is None
+        assert plan["proposal"] is None  # no window is over yet
         assert plan["threshold_tokens"] == 900
         assert 1000 < plan["solved_tokens"] < 2000
         assert value(plan, "best", "lambda_max") >= value(plan, "in_force", "lambda_max") > 0
