@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.control.links import LinkState, fresh_telemetry
+from router.control.links import BandwidthSource, LinkState, bandwidth_source
 from router.domain.decision import ThresholdMode
 from router.domain.errors import BadRequest, NotFound, Overloaded
 from router.domain.topology import Cluster, ClusterKind
@@ -39,6 +39,8 @@ _PATIENCE: Final[Seconds] = 5.0
 """How long an operator waits for others' plans: ctl gives up at ten seconds."""
 
 _NO_CHANGE: Final = Suppositions()
+
+_MEASURED: Final = frozenset({BandwidthSource.TELEMETRY, BandwidthSource.INFERRED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,8 @@ class LivePlans:
         tokens: Tokens | None = threshold.tokens
         if threshold.mode is ThresholdMode.OFF:
             tokens = None
-        told = fresh_telemetry(state, self.deployments.clock.monotonic())
-        measured = told is not None and told.available is not None
-        source = ProfileSource.MEASURED if measured else ProfileSource.QUOTED
+        told = bandwidth_source(state, self.deployments.clock.monotonic())
+        source = ProfileSource.MEASURED if told in _MEASURED else ProfileSource.QUOTED
         return LinkIn(state.link.name, tokens, source)
 
     def _check_names(self, changes: Suppositions) -> None:
