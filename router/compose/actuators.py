@@ -87,14 +87,15 @@ def build_actuator(settings: Settings, controls: Controls) -> Actuator | None:
         case "label":
             return LabelActuator(fleet)
         case "sglang":
-            return _build_sglang(loop.sglang, find, controls.clock)
+            return build_sglang(loop.sglang, find, controls.clock)
         case "kubernetes":
             return _build_kubernetes(loop.kubernetes, find, _record(controls))
         case "webhook":
             return _build_webhook(loop.webhook, controls)
 
 
-def _build_sglang(settings: SglangSettings, find: Find, clock: Clock) -> SglangActuator:
+def build_sglang(settings: SglangSettings, find: Find, clock: Clock) -> SglangActuator:
+    """Return the actuator that asks engines themselves."""
     caller = Caller("the engine", settings.timeout_seconds)
     memory = settings.decode_cuda_graph_memory_gb
     return SglangActuator(caller, find, clock=clock, graph_memory_gb=memory)
@@ -103,8 +104,19 @@ def _build_sglang(settings: SglangSettings, find: Find, clock: Clock) -> SglangA
 def _build_kubernetes(
     settings: KubernetesSettings, find: Find, record: ScalingRecord
 ) -> KubernetesActuator:
+    pairs = {
+        (pair.cluster, pair.model): WorkloadPair(
+            build_workload(pair.prefill), build_workload(pair.decode)
+        )
+        for pair in settings.workloads
+    }
+    return KubernetesActuator(build_kube_api(settings), pairs, find, record)
+
+
+def build_kube_api(settings: KubernetesSettings) -> KubeApi:
+    """Return what calls the API server as the service account."""
     account = ServiceAccount(settings.service_account)
-    api = KubeApi(
+    return KubeApi(
         Caller("kubernetes", settings.timeout_seconds, account.trust),
         settings.url,
         account,
@@ -112,18 +124,14 @@ def _build_kubernetes(
         attempts=settings.attempts,
         pause=_PAUSE,
     )
-    pairs = {
-        (pair.cluster, pair.model): WorkloadPair(_workload(pair.prefill), _workload(pair.decode))
-        for pair in settings.workloads
-    }
-    return KubernetesActuator(api, pairs, find, record)
 
 
 def _record(controls: Controls) -> ScalingRecord:
     return ScalingRecord(controls.state, lambda: controls.leadership.fence)
 
 
-def _workload(settings: WorkloadSettings) -> Workload:
+def build_workload(settings: WorkloadSettings) -> Workload:
+    """Return the workload that an entry names."""
     return Workload(WorkloadKind(settings.kind), settings.name)
 
 

@@ -16,6 +16,7 @@ from kvmeta.errors import StoreUrlError
 from router.adapters.clocks import SystemClock
 from router.adapters.examinations import Examiner, examine_store
 from router.adapters.store.keys import StoreKeys
+from router.compose.actuator_examination import examine_actuator
 from router.compose.models import CompositionError, Layouts, build_admin_keys, build_catalog
 from router.compose.tokenizers import load_tokenizers
 from router.domain.errors import NotFound
@@ -62,6 +63,7 @@ async def examine_configuration(loaded: Loaded, *, timeout: Seconds) -> list[Fin
     findings += judge_pairs(engines)
     findings += _judge_connector(settings, engines)
     findings += _judge_links(settings, catalog)
+    findings += await examine_actuator(settings, timeout=timeout)
     if store is not None:
         lookup = settings.kvmeta.lookup_timeout_ms / 1000
         findings += judge_store(store, lookup_timeout=lookup)

@@ -86,6 +86,10 @@ class SglangActuator:
         """Have the engine switch back, and wait for its answer."""
         await self._switch(conversion.instance, conversion.source, wait=True)
 
+    async def read_roles(self, instance: str) -> list[object]:
+        """Return the live role of each of an instance's schedulers. Raises ActuationFailed."""
+        return _roles(await self._engine(instance).told())
+
     async def _switch(self, instance: str, role: Role, *, wait: bool) -> None:
         """Have an engine take a role. With `wait`, an answer that is late is a failure."""
         engine = self._engine(instance)
