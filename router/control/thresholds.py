@@ -92,12 +92,20 @@ def step_threshold(
     """Return what is in force after a solve. The first one holds at once."""
     if state is None:
         return InForce(solved.tokens, now, solved)
-    kept = replace(state, solved=solved)
-    if abs(solved.tokens - state.tokens) <= rules.worth * state.tokens:
-        return kept
-    if solved.tokens > state.tokens:
-        return InForce(solved.tokens, now, solved)
-    if now - state.changed_at < rules.dwell:
-        return kept
-    lowest = int(state.tokens * (1 - rules.relax_by))
-    return InForce(max(solved.tokens, lowest, rules.low), now, solved)
+    tokens = step_tokens(state.tokens, state.changed_at, solved.tokens, now, rules)
+    if tokens == state.tokens:
+        return replace(state, solved=solved)
+    return InForce(tokens, now, solved)
+
+
+def step_tokens(
+    tokens: Tokens, changed_at: Seconds, wanted: Tokens, now: Seconds, rules: StepRules
+) -> Tokens:
+    """Return the threshold after `tokens`, in force since `changed_at`, where `wanted` is best."""
+    if abs(wanted - tokens) <= rules.worth * tokens:
+        return tokens
+    if wanted > tokens:
+        return wanted
+    if now - changed_at < rules.dwell:
+        return tokens
+    return max(wanted, int(tokens * (1 - rules.relax_by)), rules.low)
