@@ -12,6 +12,7 @@ from itertools import islice
 
 from router.control.admission import AdmissionRules, FairQueue, Lane, Waiting
 from router.control.conversions import Phase
+from router.control.thresholds import StepRules, step_tokens
 from router.domain.decision import Decision, NoRoute, Reason, Route, Rule
 from router.domain.topology import Role
 from router.domain.units import BytesPerSecond, Seconds, Tokens
@@ -47,11 +48,13 @@ class Simulation:
         incidents: tuple[Incident, ...] = (),
         solve: Solver | None = None,
         long_loop: LongLoop | None = None,
+        steps: StepRules | None = None,
     ) -> None:
         """`count` requests are taken from `demands`; all of them are served to their end.
 
-        With `solve` the threshold follows what the links' telemetry says, as in mode `auto`. With
-        a long loop instances are converted, and t is the loop's to solve.
+        With `solve` the threshold follows what the links' telemetry says, as in mode `auto`: by
+        `steps` as production does, without them at once to what is best. With a long loop
+        instances are converted, and t is the loop's to solve.
         """
         self.plant = plant
         self.records: list[Record] = []
@@ -60,6 +63,9 @@ class Simulation:
         self._reference = reference
         self._solve = solve if long_loop is None else None
         self._long_loop = long_loop
+        self._steps = steps
+        self._wanted = plant.rule.tokens
+        self._changed_at: Seconds = 0.0
         self._solved_for = {spec.source: spec.rate for spec in plant.links}
         self._demands = islice(demands, count)
         self._queue = FairQueue(AdmissionRules(queue_size=plant.rule.queue_size))
@@ -359,7 +365,15 @@ class Simulation:
             for source, rate in rates.items()
         ):
             self._solved_for = rates
-            self.system.threshold = self._solve(rates)
+            self._wanted = self._solve(rates)
+        self._step_threshold()
+
+    def _step_threshold(self) -> None:
+        now, tokens, wanted = self.calendar.now, self.system.threshold, self._wanted
+        if self._steps is not None:
+            wanted = step_tokens(tokens, self._changed_at, wanted, now, self._steps)
+        if wanted != tokens:
+            self.system.threshold, self._changed_at = wanted, now
 
     def _give_up(self, wire: Wire) -> None:
         for job in wire.booked_jobs():

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from router.control.slack import SlackRules
+from router.control.thresholds import StepRules
 from router.domain.decision import Rule
 from router.domain.topology import ClusterKind, Role
 from router.domain.units import BytesPerSecond, from_gbps
@@ -184,3 +185,25 @@ def a_simulation(
     """A run of Poisson traffic that can be looked into."""
     traffic = demands(PoissonArrivals(rate))
     return Simulation(plant, traffic, count, a_reference(plant), incidents)
+
+
+@pytest.mark.parametrize("steps", [None, StepRules(dwell=5.0, relax_by=0.25)])
+def test_auto_moves_as_in_production_where_it_has_its_steps(steps: StepRules | None) -> None:
+    """The threshold rises at once with a link that starves, and by steps it falls in parts."""
+    starved = BytesPerSecond(1e9)
+    plant = a_case_study(rule=RuleSpec(tokens=20_000))
+    simulation = Simulation(
+        plant,
+        demands(PoissonArrivals(2.0), Atoms.of({1000: 1.0}), 1),
+        300,
+        a_reference(plant),
+        (LinkChange(30, "wire", starved), LinkChange(60, "wire", from_gbps(100))),
+        lambda rates: 40_000 if min(rates.values()) <= starved else 20_000,
+        steps=steps,
+    )
+    records = sorted(simulation.run(), key=lambda record: record.arrived)
+    seen = [(record.arrived, record.threshold) for record in records]
+    assert {t for at, t in seen if at < 30} == {20_000}
+    assert {t for at, t in seen if 31 < at < 60} == {40_000}
+    after = list(dict.fromkeys(t for at, t in seen if at > 61))
+    assert after == ([20_000] if steps is None else [30_000, 22_500, 20_000])
