@@ -68,15 +68,17 @@ class PeerLoad(Struct, frozen=True):
     """What other gateways have sent to an instance, as they told at `at` (monotonic).
 
     `promised` counts their legs there and those that will decode there, `inflight` those that run,
-    `peak` the most that ran since they told before. `ahead` is the prefill time that they expect to
-    be queued, `sent` when their prefills in flight were sent, each by our clock.
+    `peak` the most that ran since they told before. `work` is what their prefills in flight take
+    from beginning to end, `ended` how many have ended so far, `sent` when those in flight were
+    sent, by our clock.
     """
 
     at: Seconds = 0.0
     promised: int = 0
     inflight: int = 0
     peak: int = 0
-    ahead: Seconds = 0.0
+    work: Seconds = 0.0
+    ended: int = 0
     sent: tuple[Seconds, ...] = ()
 
 
@@ -91,7 +93,8 @@ class Member:
     prefills elsewhere that will be decoded here. `peak` is the most legs of ours that ran there
     since the last reading, `unexplained` what that reading told beyond them; `peers_before` and
     `peers_since` are the most of other gateways' about that reading. `received` are the seconds of
-    KV transfers that it told of, over its restarts.
+    KV transfers that it told of, over its restarts. `busy_until` is when the prefills of all
+    gateways are expected to be computed, one after the other; `ended` counts ours.
     """
 
     instance: Instance
@@ -104,6 +107,7 @@ class Member:
     decodes: int = 0
     decodes_due: int = 0
     busy_until: Seconds = 0.0
+    ended: int = 0
     transitions: int = 0
     peak: int = 0
     unexplained: int = 0
@@ -121,6 +125,24 @@ class Member:
         if not self.unexplained:
             return 0
         return max(0, self.unexplained - max(self.peers_before, self.peers_since))
+
+    @property
+    def work(self) -> Seconds:
+        """What our prefills in flight take there, from beginning to end."""
+        return sum([leg.expected for leg in self.prefills])
+
+    def start_next(self, now: Seconds) -> None:
+        """A prefill has ended: what is left of the queue starts, whatever was expected of it."""
+        self.busy_until = now + self.work + self.peers.work
+
+    def requeue(self, now: Seconds, before: PeerLoad) -> None:
+        """Other gateways' prefills are other ones than `before`: some have ended, or more came."""
+        more = self.peers.work - before.work
+        ended = before.work > 0 and self.peers.ended != before.ended
+        if ended or more < 0:
+            self.start_next(now)
+        else:
+            self.busy_until = max(now, self.busy_until) + more
 
     @property
     def inflight(self) -> int:
@@ -437,8 +459,11 @@ class Fleet:
 
     def hear_of_peers(self, loads: Mapping[str, PeerLoad]) -> None:
         """Count what other gateways sent; where they name no load there is none of theirs."""
+        now = self._clock.monotonic()
         for name, member in self._members.items():
-            member.peers = loads.get(name, _NO_PEERS)
+            before, member.peers = member.peers, loads.get(name, _NO_PEERS)
+            if member.peers.work != before.work or member.peers.ended != before.ended:
+                member.requeue(now, before)
             member.peers_since = max(member.peers_since, member.peers.peak)
 
     def load(self, member: Member, now: Seconds, mean_prefill: Seconds) -> Load:
@@ -451,10 +476,8 @@ class Fleet:
             reading = None
         others = member.others if reading is not None and member.unexplained else 0
         ahead = others * mean_prefill
-        if prefills and member.busy_until > now:
+        if member.busy_until > now and (prefills or peers.work):
             ahead += member.busy_until - now
-        if peers.ahead > 0:
-            ahead += max(0.0, peers.ahead - (now - peers.at))
         depth = None
         if reading is not None:
             depth = reading.waiting
@@ -470,9 +493,8 @@ class Fleet:
         member, now = self._members.get(name), self._clock.monotonic()
         if member is None:
             return 0.0
-        own = max(0.0, member.busy_until - now) if member.prefills else 0.0
-        peers = member.peers
-        return own + (max(0.0, peers.ahead - (now - peers.at)) if peers.ahead > 0 else 0.0)
+        queued = member.prefills or member.peers.work
+        return max(0.0, member.busy_until - now) if queued else 0.0
 
     def set_state(self, name: str, state: InstanceState) -> Member:
         """Activate, drain or disable an instance. Raises NotFound."""
@@ -542,9 +564,8 @@ class _PrefillCounted:
     def __exit__(self, *_: object) -> None:
         member = self._member
         member.prefills.remove(self._leg)
-        # What is left of the queue starts now, whatever was expected of this leg.
-        left = sum([other.expected for other in member.prefills])
-        member.busy_until = self._fleet.now() + left
+        member.ended += 1
+        member.start_next(self._fleet.now())
         member.breaker = step_abandoned(member.breaker)
         self._fleet.prefill_ended(member.instance.name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,7 +14,13 @@ from router.domain.units import Bytes, from_gbps
 from router.service.fleet import EngineReading, Fleet
 from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
-from router.service.peers import FORGET_SECONDS, Peers
+from router.service.peers import (
+    FORGET_SECONDS,
+    SOONEST_SECONDS,
+    TELL_SECONDS,
+    Peers,
+    pause_after,
+)
 from tests.fakes.clocks import FakeClock
 
 
@@ -107,6 +114,43 @@ async def test_what_others_sent_counts_in_every_choice(one: Process, two: Proces
     await one.peers.exchange()
     await two.peers.exchange()
     assert (two.load("p0")[0], two.load("p0")[2], two.load("d0")[2]) == (0.0, 0, 0)
+
+
+async def test_an_instance_works_off_the_queue_of_all_once(one: Process, two: Process) -> None:
+    """Both count the same queue down a second a second, and begin the next leg when one ends."""
+
+    async def tell() -> None:
+        for process in (one, two, one):
+            await process.peers.exchange()
+
+    def pass_time(seconds: float) -> None:
+        for process in (one, two):
+            process.clock.advance(seconds)
+
+    def ahead() -> list[float]:
+        return [process.load("p0")[0] for process in (one, two)]
+
+    first = ExitStack()
+    with first, two.fleet.prefill_leg("p0", 3.0):
+        first.enter_context(one.fleet.prefill_leg("p0", 4.0))
+        await tell()
+        assert ahead() == pytest.approx([7.0, 7.0])
+        pass_time(2.0)
+        await tell()
+        assert ahead() == pytest.approx([5.0, 5.0])
+        with one.fleet.prefill_leg("p0", 1.0):
+            await tell()
+            assert ahead() == pytest.approx([6.0, 6.0])
+            pass_time(1.0)  # the first one ends a second early
+            first.close()
+            await tell()
+            assert ahead() == pytest.approx([4.0, 4.0])
+
+
+def test_telling_is_as_frequent_as_it_is_cheap() -> None:
+    """Twenty times a second where little is told, four times where most is."""
+    pauses = [pause_after(size) for size in (100, 100_000, 10_000_000)]
+    assert pauses == [SOONEST_SECONDS, 0.1, TELL_SECONDS]
 
 
 async def test_own_requests_are_not_heard_of(one: Process) -> None:
@@ -215,7 +259,7 @@ async def test_who_leaves_and_who_is_not_heard_of_is_forgotten(
 async def test_what_is_no_report_is_left_out(board: Board, one: Process, two: Process) -> None:
     """A report of another version costs what it tells, and nothing else."""
     board.reports["strange"] = b'{"instances": 7}'
-    newer = b'{"instances":{"d0":[1,1,1,0.5,[],"new"],"x9":[1,1,1,0,[]]},"links":{"moon":5},'
+    newer = b'{"instances":{"d0":[1,1,1,0.5,[],0,"new"],"x9":[1,1,1,0,[]]},"links":{"moon":5},'
     board.reports["newer"] = newer + b'"telemetry":{},"mood":"fine"}'
     with one.fleet.decode_leg("d0"):
         await one.peers.exchange()
