@@ -26,7 +26,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("build/live"), metavar="DIR")
     given = parser.parse_args(arguments)
     try:
-        scenes = choose_scenes([letter for letter in given.only.split(",") if letter])
+        letters = [letter for letter in given.only.split(",") if letter]
+        scenes = choose_scenes(letters, quick=given.quick)
     except KeyError as error:
         parser.error(f"no scene {error.args[0]!r}; there are {known}")
     played = asyncio.run(play_scenes(scenes, _say, quick=given.quick))

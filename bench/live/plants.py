@@ -1,9 +1,9 @@
 """What the scenes are played on: the paper's case study, small enough for two processors. Pure.
 
 Four PrfaaS instances (H200) and a PD cluster of three prefill and five decode instances (H20)
-behind 100 Gbit/s (arXiv 2604.15039, section 4). A token here stands for `TOKENS` of the paper's,
-and everything takes a `PACE`-th of its time and bytes: Gbit/s, thresholds over lengths and loads
-are the paper's, and a request is cheap enough that nobody waits for a processor.
+behind 100 Gbit/s (arXiv 2604.15039, section 4). A token here stands for `TOKENS` of the paper's:
+seconds, bytes and Gbit/s are the paper's, and a request is cheap enough that nobody waits for a
+processor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ CAPACITY_GBPS: Final = 100.0
 STARVED_GBPS: Final = 5.0
 BLOCK_TOKENS: Final = 16
 TOKENS: Final = 10
-PACE: Final = 2.0
 OUTPUT_TOKENS: Final = 16
 DECODE_TOKENS_PER_SECOND: Final = 40.0
 SLOTS: Final = 20
@@ -37,6 +36,8 @@ BOUNDS: Final = (50, 12_800)
 BUDGET_SECONDS: Final = 5.0
 QUEUE_LIMIT: Final = 4
 DWELL_SECONDS: Final = 5.0
+LEASE_SECONDS: Final = 3.0
+"""After a leader's last sign of life another acts within this."""
 TELEMETRY_SECONDS: Final = 4.0
 """Age at which a report of the link no longer counts."""
 
@@ -167,10 +168,12 @@ def describe_plant(
             "decision_timeout_ms": 2000,
             "remote_queue_limit": QUEUE_LIMIT,
             "link_budget_seconds": BUDGET_SECONDS,
+            "leader_lease_seconds": LEASE_SECONDS,
             "short_loop": {"period_seconds": 1, "dwell_seconds": DWELL_SECONDS},
         },
         "kvmeta": {"lookup_timeout_ms": 500},
         "transfer": {"connector": connector, "lease_seconds": 60},
+        "drain": {"delay_seconds": 1, "grace_seconds": 60},
         "engines": {"blocks": 16_384, "max_model_len": 16_384},
     }
 
@@ -194,6 +197,4 @@ def _describe_cluster(
 
 
 def _scale(points: tuple[tuple[int, int, float], ...]) -> list[tuple[Tokens, int, Seconds]]:
-    return [
-        (tokens // TOKENS, round(size / PACE), seconds / PACE) for tokens, size, seconds in points
-    ]
+    return [(tokens // TOKENS, size, seconds) for tokens, size, seconds in points]

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.live.claims import Outcome
+from bench.live.scenes.engines import lose_engines
+from bench.live.scenes.leaders import kill_leader
 from bench.live.scenes.links import lose_link, silence_agent
+from bench.live.scenes.loads import hold_load, starve_and_tell, starve_with_fixed
 from bench.live.scenes.prefixes import ship_remote_prefix, use_remote_prefix
 from bench.live.scenes.queues import flood_queues
 from bench.live.stages import Stage
@@ -20,18 +23,27 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One scene: what happens, and on which system. `letter` is how it is asked for."""
+    """One scene: what happens, and on which system. `letter` is how it is asked for.
+
+    What `compares` only gives figures to compare with, which a quick program does without.
+    """
 
     letter: str
     title: str
     play: Callable[[Stage], Awaitable[Outcome]]
     ships_prefix: bool = False
+    compares: bool = False
 
 
 SCENES: Final = (
+    Scene("p", "A steady load, and the same simulated", hold_load, compares=True),
+    Scene("a", "The link starves, t fixed", starve_with_fixed, compares=True),
+    Scene("a", "The link starves, told by telemetry, and the same simulated", starve_and_tell),
     Scene("b", "The link goes down and comes back", lose_link),
     Scene("c", "The PrfaaS queues are flooded, and clients leave early", flood_queues),
     Scene("e", "The link's telemetry goes stale", silence_agent),
+    Scene("h", "Engines and a gateway go away", lose_engines),
+    Scene("f", "The leader is killed, and comes back", kill_leader),
     Scene("g", "A prefix that is cached remotely, which nobody ships", use_remote_prefix),
     Scene(
         "g", "A prefix that is cached remotely, and shipped", ship_remote_prefix, ships_prefix=True
@@ -39,13 +51,20 @@ SCENES: Final = (
 )
 
 
-def choose_scenes(letters: Sequence[str]) -> list[Scene]:
-    """Return the scenes of these letters, all where there are none; raises KeyError."""
+def choose_scenes(letters: Sequence[str], *, quick: bool = False) -> list[Scene]:
+    """Return the scenes of these letters, all where there are none; raises KeyError.
+
+    A `quick` choice leaves out what is only compared with.
+    """
     known = {scene.letter for scene in SCENES}
     for letter in letters:
         if letter not in known:
             raise KeyError(letter)
-    return [scene for scene in SCENES if not letters or scene.letter in letters]
+    return [
+        scene
+        for scene in SCENES
+        if (not letters or scene.letter in letters) and not (quick and scene.compares)
+    ]
 
 
 async def play_scenes(
@@ -65,7 +84,8 @@ async def play_scenes(
                 stage = Stage(system, say, quick)
                 for scene in chosen:
                     say(f"{scene.letter}: {scene.title}")
-                    outcomes[scene] = await _play(scene, stage)
+                    outcome = outcomes[scene] = await _play(scene, stage)
+                    stage.played[outcome.scene] = outcome
     return outcomes
 
 

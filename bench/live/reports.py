@@ -17,7 +17,6 @@ from bench.live.plants import (
     CAPACITY_GBPS,
     DECODES,
     LOCALS,
-    PACE,
     QUEUE_LIMIT,
     REMOTES,
     STARVED_GBPS,
@@ -36,9 +35,9 @@ take is **modelled**; routes, thresholds, bookings and times to the first token 
 the gateways and their clients. [live.html](live.html) has the plots.
 
 The plant is the paper's case study (arXiv 2604.15039, section 4): {remotes} PrfaaS, {locals}
-prefill and {decodes} decode instances, {gbps:g} Gbit/s. A token stands for {tokens} of the paper's
-and everything takes half its time and bytes (`PACE` {pace:g}), so that rates in Gbit/s stay as they
-are. A PrfaaS queue is full at {queue} prompts; the link starves at {starved:g} Gbit/s.
+prefill and {decodes} decode instances, {gbps:g} Gbit/s. A token stands for {tokens} of the paper's,
+seconds and bytes are as they are. A PrfaaS queue is full at {queue} prompts; the link starves at
+{starved:g} Gbit/s.
 """
 
 
@@ -92,7 +91,6 @@ def render_document(played: Played, where: str) -> str:
         decodes=len(DECODES),
         gbps=CAPACITY_GBPS,
         tokens=TOKENS,
-        pace=PACE,
         queue=QUEUE_LIMIT,
         starved=STARVED_GBPS,
     )

@@ -12,17 +12,23 @@ from bench.live.clients import Clients
 from bench.live.plants import CAPACITY_GBPS, Document
 from bench.live.systems import LiveSystem
 from bench.live.watching import Agent, Watch, beside
-from router.domain.units import Seconds
+from router.domain.units import Seconds, Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A system that scenes share one after another. `quick` scenes are cut to what tests need."""
+    """A system that scenes share one after another. `quick` scenes are cut to what tests need.
+
+    `played` are the outcomes of the scenes before, by their names; `seen` are the uncached tokens
+    of every prompt that was answered.
+    """
 
     system: LiveSystem
     say: Callable[[str], None]
     quick: bool = False
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    played: dict[str, Outcome] = field(default_factory=dict)
+    seen: list[Tokens] = field(default_factory=list)
 
     def seconds(self, whole: Seconds, quick: Seconds) -> Seconds:
         """Return how long something goes on."""
@@ -84,5 +90,6 @@ async def playing(
     finally:
         await system.set_link(gbps=CAPACITY_GBPS, up=True)
         await system.order("PUT", "threshold", {"mode": "config"})
+        stage.seen.extend(visit.uncached for visit in clients.visits if visit.uncached is not None)
         scene_played.outcome.visits = sorted(clients.visits, key=lambda visit: visit.at)
         scene_played.outcome.looks = watch.looks

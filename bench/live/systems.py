@@ -96,17 +96,24 @@ class LiveSystem:
     engines: Mapping[str, Address]
     client: httpx.AsyncClient
 
+    @property
+    def living(self) -> list[int]:
+        """The numbers of the gateways that clients may ask."""
+        return [number for number, each in enumerate(self.replicas) if each.alive]
+
     # -- as an operator
 
     async def order(
-        self, method: str, path: str, body: object = None, *, replica: int = 0
+        self, method: str, path: str, body: object = None, *, replica: int | None = None
     ) -> Document:
-        """Call a replica's admin API, which must be content; return its document.
+        """Call a gateway's admin API, which must be content; return its document.
 
-        Raises SceneFailed, with what it answered, where it is not.
+        The first one that lives where none is named. Raises SceneFailed, with what it answered,
+        where it is not content.
         """
+        chosen = self.living[0] if replica is None else replica
         answer = await self.client.request(
-            method, f"{self.replicas[replica].url}/admin/v1/{path}", json=body
+            method, f"{self.replicas[chosen].url}/admin/v1/{path}", json=body
         )
         if not answer.is_success:
             raise SceneFailed(f"{method} {path}: {answer.status_code} {answer.text}")
@@ -139,8 +146,7 @@ class LiveSystem:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within
         method = "GET" if body is None else "POST"
-        waiting = list(range(len(self.replicas)) if replicas is None else replicas)
-        waiting = [number for number in waiting if self.replicas[number].alive]
+        waiting = [each for each in self.living if replicas is None or each in replicas]
         while waiting:
             documents = [await self.order(method, path, body, replica=number) for number in waiting]
             waiting = [

@@ -9,9 +9,9 @@ from bench.live.claims import Outcome, claim_all_served, claim_routed
 from bench.live.plants import LINK, TELEMETRY_SECONDS, Document, draw_traffic
 from bench.live.stages import Playing, Stage, playing
 
-_RATE = 2.0
+_RATE = 1.0
 _THRESHOLD = 1940
-_LONG = 3000
+_LONG = 2400
 """A prompt well over the threshold."""
 
 

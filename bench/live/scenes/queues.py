@@ -15,9 +15,9 @@ from bench.live.plants import LOCALS, MODEL, QUEUE_LIMIT, REMOTES, draw_traffic
 from bench.live.stages import Playing, Stage, playing
 from bench.live.systems import SceneFailed
 
-_RATE = 2.0
+_RATE = 1.0
 _THRESHOLD = 1940
-_LONG = 3000
+_LONG = 2400
 _FLOOD = 3 * QUEUE_LIMIT
 """Prompts at once on each PrfaaS engine."""
 _FLOOD_TOKENS = 12_000
