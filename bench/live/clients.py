@@ -64,6 +64,7 @@ class Clients:
         self.visits: list[Visit] = []
         self._loop = asyncio.get_running_loop()
         self._numbers = numbers
+        self._stopped = False
         self._turn = itertools.cycle(range(len(system.replicas)))
         self.began = self._loop.time()
 
@@ -79,7 +80,7 @@ class Clients:
         return [*digits, *itertools.repeat(7, max(0, tokens - len(digits)))][:tokens]
 
     async def play(self, demands: Iterable[Demand], *, until: Seconds) -> None:
-        """Send each demand when it is due, up to `until`; return when all are answered.
+        """Send each demand when it is due, up to `until` or `stop`; return when all are answered.
 
         An open loop: nobody waits for an answer before the next one asks.
         """
@@ -89,7 +90,13 @@ class Clients:
                 if start + demand.at >= until:
                     break
                 await asyncio.sleep(start + demand.at - self.now)
+                if self._stopped:
+                    break
                 asking.create_task(self.ask(self.fresh_prompt(demand.total)))
+
+    def stop(self) -> None:
+        """Send no more demands."""
+        self._stopped = True
 
     async def ask(
         self, prompt: list[int], *, replica: int | None = None, output: Tokens = OUTPUT_TOKENS

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 from router.domain.units import BytesPerSecond, Seconds, Tokens, from_gbps
@@ -38,6 +39,8 @@ QUEUE_LIMIT: Final = 4
 DWELL_SECONDS: Final = 5.0
 LEASE_SECONDS: Final = 3.0
 """After a leader's last sign of life another acts within this."""
+WINDOW_SECONDS: Final = 5.0
+"""Windows of the long loop, short enough to be waited for."""
 TELEMETRY_SECONDS: Final = 4.0
 """Age at which a report of the link no longer counts."""
 
@@ -61,6 +64,20 @@ LENGTHS: Final = TruncatedLogNormal(9.9 - math.log(TOKENS), 1.0, 13, 12_800)
 REMOTES: Final = ("f0", "f1", "f2", "f3")
 LOCALS: Final = ("p0", "p1", "p2")
 DECODES: Final = ("d0", "d1", "d2", "d3", "d4")
+
+
+class Cast(StrEnum):
+    """What a system is like beside the plant itself."""
+
+    PLAIN = "plain"
+    """As deployed."""
+    SHIPS_PREFIX = "ships_prefix"
+    """Its connector says that it can move a bare prefix."""
+    CONVERTS = "converts"
+    """Its long loop converts instances of the PD cluster, which serve both roles (`label`)."""
+
+
+SHIPPING_CONNECTOR: Final = "nixl-prefix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +142,10 @@ def describe_profiles() -> Mapping[str, Document]:
 
 
 def describe_plant(
-    store: str, engines: Mapping[str, Address], *, port: int, connector: str = "nixl"
+    store: str, engines: Mapping[str, Address], *, port: int, cast: Cast = Cast.PLAIN
 ) -> Document:
     """Return the configuration of one replica, that listens on `port`."""
+    converts = cast is Cast.CONVERTS
     return {
         "server": {"host": "127.0.0.1", "port": port},
         "store": {"url": store, "timeout_ms": 1000},
@@ -146,8 +164,8 @@ def describe_plant(
             }
         ],
         "clusters": [
-            _describe_cluster(PD, "pd", engines, LOCALS + DECODES),
-            _describe_cluster(PRFAAS, "prfaas", engines, REMOTES),
+            _describe_cluster(PD, "pd", engines, LOCALS + DECODES, convertible=converts),
+            _describe_cluster(PRFAAS, "prfaas", engines, REMOTES, convertible=False),
         ],
         "links": [
             {
@@ -170,16 +188,29 @@ def describe_plant(
             "link_budget_seconds": BUDGET_SECONDS,
             "leader_lease_seconds": LEASE_SECONDS,
             "short_loop": {"period_seconds": 1, "dwell_seconds": DWELL_SECONDS},
+            "long_loop": {
+                "period_seconds": WINDOW_SECONDS,
+                "confirm_windows": 2,
+                "actuator": "label" if converts else "dry_run",
+            },
         },
         "kvmeta": {"lookup_timeout_ms": 500},
-        "transfer": {"connector": connector, "lease_seconds": 60},
+        "transfer": {
+            "connector": SHIPPING_CONNECTOR if cast is Cast.SHIPS_PREFIX else "nixl",
+            "lease_seconds": 60,
+        },
         "drain": {"delay_seconds": 1, "grace_seconds": 60},
         "engines": {"blocks": 16_384, "max_model_len": 16_384},
     }
 
 
 def _describe_cluster(
-    name: str, kind: str, engines: Mapping[str, Address], members: tuple[str, ...]
+    name: str,
+    kind: str,
+    engines: Mapping[str, Address],
+    members: tuple[str, ...],
+    *,
+    convertible: bool,
 ) -> Document:
     instances = []
     for member in members:
@@ -191,6 +222,7 @@ def _describe_cluster(
                 "role": "decode" if member in DECODES else "prefill",
                 "kv_events": f"tcp://127.0.0.1:{address.events}",
                 "kv_replay": f"tcp://127.0.0.1:{address.replay}",
+                **({"convertible": True} if convertible else {}),
             }
         )
     return {"name": name, "kind": kind, "instances": instances}

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from bench.live.claims import Outcome
+from bench.live.plants import Cast
 from bench.live.scenes.engines import lose_engines
 from bench.live.scenes.leaders import kill_leader
 from bench.live.scenes.links import lose_link, silence_agent
 from bench.live.scenes.loads import hold_load, starve_and_tell, starve_with_fixed
+from bench.live.scenes.mixes import shift_to_long
 from bench.live.scenes.prefixes import ship_remote_prefix, use_remote_prefix
 from bench.live.scenes.queues import flood_queues
 from bench.live.stages import Stage
@@ -31,7 +33,7 @@ class Scene:
     letter: str
     title: str
     play: Callable[[Stage], Awaitable[Outcome]]
-    ships_prefix: bool = False
+    cast: Cast = Cast.PLAIN
     compares: bool = False
 
 
@@ -41,12 +43,15 @@ SCENES: Final = (
     Scene("a", "The link starves, told by telemetry, and the same simulated", starve_and_tell),
     Scene("b", "The link goes down and comes back", lose_link),
     Scene("c", "The PrfaaS queues are flooded, and clients leave early", flood_queues),
+    Scene(
+        "d", "Prompts become long, and an instance changes its role", shift_to_long, Cast.CONVERTS
+    ),
     Scene("e", "The link's telemetry goes stale", silence_agent),
     Scene("h", "Engines and a gateway go away", lose_engines),
     Scene("f", "The leader is killed, and comes back", kill_leader),
     Scene("g", "A prefix that is cached remotely, which nobody ships", use_remote_prefix),
     Scene(
-        "g", "A prefix that is cached remotely, and shipped", ship_remote_prefix, ships_prefix=True
+        "g", "A prefix that is cached remotely, and shipped", ship_remote_prefix, Cast.SHIPS_PREFIX
     ),
 )
 
@@ -75,12 +80,12 @@ async def play_scenes(
     A scene that cannot be played is an outcome whose one claim does not hold.
     """
     outcomes: dict[Scene, Outcome] = {}
-    for ships in (False, True):
-        chosen = [scene for scene in scenes if scene.ships_prefix is ships]
+    for cast in Cast:
+        chosen = [scene for scene in scenes if scene.cast is cast]
         if not chosen:
             continue
         with tempfile.TemporaryDirectory() as directory:
-            async with live_system(Path(directory), ships_prefix=ships) as system:
+            async with live_system(Path(directory), cast) as system:
                 stage = Stage(system, say, quick)
                 for scene in chosen:
                     say(f"{scene.letter}: {scene.title}")

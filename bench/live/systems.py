@@ -19,7 +19,7 @@ import httpx
 import yaml
 
 from bench.live import plants
-from bench.live.plants import Address, Document
+from bench.live.plants import Address, Cast, Document
 from tests.fakes.engine_processes import free_ports
 from tests.fakes.processes import RunningCommand, prfaas
 from tests.fakes.redis_servers import redis_server
@@ -27,7 +27,6 @@ from tests.fakes.redis_servers import redis_server
 START_SECONDS: Final = 120.0
 """Far more than processes take to start, on a machine that has much else to do."""
 
-SHIPPING_CONNECTOR: Final = "nixl-prefix"
 _SHIPPING: Final = '''"""NIXL as it is, and a fabric that can move a bare prefix as well."""
 
 from router.service.connectors import NixlConnector
@@ -183,10 +182,9 @@ class LiveSystem:
 
 
 @asynccontextmanager
-async def live_system(directory: Path, *, ships_prefix: bool = False) -> AsyncIterator[LiveSystem]:
+async def live_system(directory: Path, cast: Cast = Cast.PLAIN) -> AsyncIterator[LiveSystem]:
     """Run everything for the time of the block; all of it is ready when it begins.
 
-    With `ships_prefix` the gateways' connector says that it can move bare prefixes.
     Raises SceneFailed where something does not come up.
     """
     names = (*plants.REMOTES, *plants.LOCALS, *plants.DECODES)
@@ -196,12 +194,12 @@ async def live_system(directory: Path, *, ships_prefix: bool = False) -> AsyncIt
     }
     for name, profile in plants.describe_profiles().items():
         (directory / f"{name}.yaml").write_text(yaml.safe_dump(profile), "utf-8")
-    if ships_prefix:
+    if cast is Cast.SHIPS_PREFIX:
         _install_connector(directory)
     async with AsyncExitStack() as stack:
         redis = stack.enter_context(redis_server())
         files = [
-            _write(directory, redis.url, engines, next(ports), name, ships_prefix=ships_prefix)
+            _write(directory / f"{name}.yaml", redis.url, engines, next(ports), cast)
             for name in ("one", "two")
         ]
 
@@ -236,18 +234,8 @@ async def _until_ready(system: LiveSystem, instances: int) -> None:
     await system.until(ready, "everything ready", within=START_SECONDS)
 
 
-def _write(
-    directory: Path,
-    store: str,
-    engines: Mapping[str, Address],
-    port: int,
-    name: str,
-    *,
-    ships_prefix: bool,
-) -> Path:
-    connector = SHIPPING_CONNECTOR if ships_prefix else "nixl"
-    document = plants.describe_plant(store, engines, port=port, connector=connector)
-    path = directory / f"{name}.yaml"
+def _write(path: Path, store: str, engines: Mapping[str, Address], port: int, cast: Cast) -> Path:
+    document = plants.describe_plant(store, engines, port=port, cast=cast)
     path.write_text(yaml.safe_dump(document), "utf-8")
     return path
 
@@ -264,5 +252,5 @@ def _install_connector(directory: Path) -> None:
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: prefix-connector\nVersion: 1\n")
     (about / "entry_points.txt").write_text(
-        f"[prfaas.connectors]\n{SHIPPING_CONNECTOR} = prefix_connector:PrefixConnector\n"
+        f"[prfaas.connectors]\n{plants.SHIPPING_CONNECTOR} = prefix_connector:PrefixConnector\n"
     )

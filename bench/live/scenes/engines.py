@@ -162,4 +162,5 @@ async def _claim_whole(scene: Playing, what: str, streams: list[asyncio.Task[Vis
 
 
 def _is_ready(state: Document, name: str) -> bool:
-    return name in {each["name"] for each in state["instances"] if each["ready"]}
+    ready: set[str] = {each["name"] for each in state["instances"] if each["ready"]}
+    return name in ready
