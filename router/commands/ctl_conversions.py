@@ -69,7 +69,7 @@ def _show(target: Target, document: Json) -> None:
         ]
         show_rows("", verdicts, _BALANCE)
     else:
-        print("the long loop found nothing here yet: ask the leader, after a window")
+        print("nothing found yet: no window is over, or a conversion is under way")
     proposed = [proposal for each in found if (proposal := each.get("proposal")) is not None]
     if proposed:
         show_rows("proposal", proposed, _PROPOSAL)

@@ -43,6 +43,7 @@ from router.service.config_record import ConfigRecord
 from router.service.connectors import Connector, find_connector, third_party_connectors
 from router.service.decisions import DecisionLog
 from router.service.deployments import LiveDeployments
+from router.service.findings import FindingsBook
 from router.service.fleet import Fleet, FleetRules
 from router.service.foresight import Foresight
 from router.service.late_binding import BindingRules, LateBinding
@@ -174,6 +175,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
             clock=clock,
             hook=metrics,
             command=leadership,
+            found=FindingsBook(state, leadership, clock),
             by=build_long_loop(settings, catalog, Controls(fleet, state, leadership, clock)),
         ),
         limits=build_limits(store, clock),

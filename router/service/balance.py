@@ -1,15 +1,16 @@
 """The long loop's shell: samples stages, closes windows, proposes, and has conversions carried out.
 
-Only the leader looks; whoever begins to lead begins to count windows. What is under way is in the
-orders (`router.service.conversions`).
+Only the leader looks; whoever begins to lead begins to count windows. The others read what it found
+(`router.service.findings`). What is under way is in the orders (`router.service.conversions`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from router.control.balance import (
@@ -38,6 +39,7 @@ from router.service.conversions import (
     Converter,
     Means,
 )
+from router.service.findings import Findings, FindingsBook
 from router.service.fleet import Fleet, Member
 from router.service.models import ServedModel
 from router.service.operator import Operator
@@ -71,6 +73,7 @@ class BalanceLoop:
         clock: Clock,
         hook: ConversionHook,
         command: Command,
+        found: FindingsBook,
         by: LongLoop,
     ) -> None:
         self._fleet = fleet
@@ -78,6 +81,7 @@ class BalanceLoop:
         self._clock = clock
         self._hook = hook
         self._command = command
+        self._found = found
         self._converter = Converter(fleet, clock=clock, hook=hook, command=command, means=by.means)
         self._by = by
         self._states: dict[tuple[str, str], BalanceState] = {}
@@ -89,11 +93,14 @@ class BalanceLoop:
         self._begin()
 
     @property
-    def findings(self) -> Mapping[tuple[str, str], Finding]:
-        """What the last window came to, by model and PD cluster; empty while another leads."""
-        return {
-            key: state.finding for key, state in self._states.items() if state.finding is not None
-        }
+    def findings(self) -> Findings:
+        """What the last window came to; nothing while a conversion is under way."""
+        return self._found.findings
+
+    @property
+    def found_at(self) -> datetime | None:
+        """When that was; None before the first window."""
+        return self._found.at
 
     def proposal(self, model: str, pd: str) -> Proposal | None:
         """Return the conversion that is proposed for a model in a PD cluster."""
@@ -115,9 +122,11 @@ class BalanceLoop:
         """Take one sample, and whatever step is due. Raises StoreAway."""
         if not self._command.leads:
             self._begin()
+            await self._found.refresh()
             return
         if await self._converter.step(book):
             self._begin()  # a stage without one of its instances tells nothing of balance
+            await self._found.write({})
             return
         now = self._clock.monotonic()
         if self._opened_at is None:
@@ -153,7 +162,11 @@ class BalanceLoop:
             after = await asyncio.to_thread(step_window, before, situation, self._by.rules)
             self._states[key] = after
             self._tell(model, pd, before, after)
-        proposals = [each.proposal for each in self.findings.values() if each.proposal]
+        found = {
+            key: state.finding for key, state in self._states.items() if state.finding is not None
+        }
+        await self._found.write(found)
+        proposals = [each.proposal for each in found.values() if each.proposal]
         if proposals and self._by.means.actuator is not None and self._command.leads:
             first = max(proposals, key=lambda each: each.gain or float("inf"))
             await self._converter.begin(book, first.conversion)

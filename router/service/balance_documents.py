@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from router.control.balance import Finding, Proposal, StageReading
@@ -10,12 +9,14 @@ from router.control.conversions import Progress
 from router.domain.conversions import Conversion
 from router.domain.units import Seconds
 from router.service.decisions import Document
+from router.service.findings import Findings
 
 
-def describe_findings(findings: Mapping[tuple[str, str], Finding]) -> list[Document]:
-    """Return what the last window came to for each model and PD cluster."""
+def describe_findings(findings: Findings, at: datetime | None) -> list[Document]:
+    """Return what the last window came to for each model and PD cluster, and when that was."""
+    when = None if at is None else at.isoformat()
     return [
-        {"model": model, "pd": pd, **describe_finding(finding)}
+        {"model": model, "pd": pd, "at": when, **describe_finding(finding)}
         for (model, pd), finding in findings.items()
     ]
 

@@ -119,7 +119,7 @@ class StateReport:
     def conversion(self) -> Document:
         """Return what the long loop found, and how far the latest conversion is."""
         return {
-            "balance": describe_findings(self._balance.findings),
+            "balance": describe_findings(self._balance.findings, self._balance.found_at),
             "conversion": describe_progress(self._orders.orders.conversion),
         }
 
