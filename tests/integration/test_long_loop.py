@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,18 @@ import httpx
 import pytest
 
 from router.commands.app import run
+from tests.fakes.live_engines import LiveEngine
+from tests.fakes.redis_servers import redis_server
 from tests.fakes.scripted_engine import answer
-from tests.fakes.systems import Document, System, scripted_system
+from tests.fakes.systems import (
+    BLOCK,
+    Document,
+    System,
+    describe,
+    scripted_system,
+    serve_gateway,
+    write_configuration,
+)
 
 MODEL: Mapping[str, Any] = {
     "profiles": {"prfaas": "./profile.yaml", "pd": "./profile.yaml"},
@@ -163,3 +174,51 @@ async def test_an_operator_sees_and_aborts_a_conversion(tmp_path: Path) -> None:
         audit = (await system.order("GET", "audit"))["audit"]
         actions = [each["action"] for each in audit]
         assert actions[:3] == ["conversion.rolled_back", "conversion.abort", "conversion.draining"]
+
+
+@pytest.mark.long
+async def test_the_next_leader_finishes_what_the_last_one_began(tmp_path: Path) -> None:
+    """Two replicas on a real Redis: both tell what the leader found; its conversion outlives it."""
+    async with AsyncExitStack() as stack, AsyncExitStack() as first:
+        redis = stack.enter_context(redis_server())
+        engines = {
+            name: await stack.enter_async_context(LiveEngine(name)) for name in NAMES.split()
+        }
+        path = write_configuration(tmp_path, replicas_on(redis.url, engines))
+        leader = await first.enter_async_context(serve_gateway(path, engines=engines))
+        await leader.until(lambda state: state["leader"]["leads"], 30)
+        other = await stack.enter_async_context(serve_gateway(path, engines=engines))
+        await ask_for_long_prompts(leader)
+        found = await other.until(lambda state: balance(state)["verdict"] == "balanced", 60)
+        assert not found["leader"]["leads"]
+        engines["p0"].waiting = 5
+        for name in ("d0", "d1", "d2"):
+            engines[name].running = 1
+        begun = await other.until(lambda state: state["conversion"] is not None, 60)
+        assert begun["conversion"]["phase"] == "draining"
+        name = begun["conversion"]["instance"]
+        assert {each["name"]: each["state"] for each in begun["instances"]}[name] == "draining"
+        await first.aclose()
+        for engine in engines.values():
+            engine.running = 0
+        done = await other.until(lambda state: state["conversion"]["over"], 60)
+        assert done["conversion"]["phase"] == "settled"
+        assert done["conversion"]["term"] > begun["conversion"]["term"]
+        assert {each["name"]: each["role"] for each in done["instances"]}[name] == "prefill"
+
+
+def replicas_on(url: str, engines: Mapping[str, LiveEngine]) -> Document:
+    """The configuration of gateways that share a store."""
+    roles = {"p": "prefill", "d": "decode", "f": "prefill"}
+    entries = {
+        name: {"name": name, "url": engine.url, "role": roles[name[0]]}
+        for name, engine in engines.items()
+    }
+    home = [entries[name] | CONVERTIBLE[name] for name in CONVERTIBLE]
+    clusters = [
+        {"name": "east", "kind": "pd", "instances": home},
+        {"name": "west", "kind": "prfaas", "instances": [entries["f0"]]},
+    ]
+    model = {"tokenizer": {"kind": "none"}, "cache": {"block_size": BLOCK}, **MODEL}
+    store = {"url": url, "timeout_ms": 1000}
+    return describe(clusters, threshold=100, model=model, scheduler=quick("label"), store=store)
