@@ -151,6 +151,7 @@ async def test_a_dry_run_only_proposes(tmp_path: Path, capsys: pytest.CaptureFix
         assert balance(blind)["proposal"] is None
 
 
+@pytest.mark.long
 async def test_an_operator_sees_and_aborts_a_conversion(tmp_path: Path) -> None:
     """While a busy instance is drained its conversion is put back on an operator's word."""
     async with scripted_system(
