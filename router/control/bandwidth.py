@@ -8,6 +8,9 @@ arrive late. `crossings` says what each had of the link; this says what follows.
   time, and only where waits were felt: what costs nobody a quarter of a second may be anything.
 - **Up by measurement** only while the link is always busy. Otherwise hand-offs that cross quickly
   may have crossed beside their prefills, and prove nothing.
+- **Up by disproof.** Hand-offs that had the link for less than half of the time that they would
+  have needed double what is inferred. Those that may have crossed beside their prefills are not
+  among them.
 - **Up by time.** An idle link tells nothing, so what was inferred is held for a while, and then
   grows by some percent a second. t follows it down, and real traffic is the probe. Where that meets
   the old limit again, the next try waits twice as long (as TCP backs off), so that a link that
@@ -106,6 +109,8 @@ def step_inference(
         evidence = _weigh(marks, mark, waiting, rules)
     assumed = nominal if state.rate is None else state.rate
     if evidence is None or not (evidence.measured or evidence.rate <= assumed * (1 + rules.worth)):
+        if state.rate is not None and _is_disproved(state.rate, marks, mark, waiting, rules):
+            return _raise(kept, BytesPerSecond(2 * state.rate), nominal, rules)
         return _grow(kept, now - state.at, nominal, rules)
     if evidence.rate >= rules.below * nominal:
         return replace(kept, rate=None, hold=rules.hold)
@@ -140,6 +145,22 @@ def _weigh(
     return None if bound is None else _Evidence(bound)
 
 
+def _is_disproved(
+    rate: BytesPerSecond,
+    marks: tuple[Mark, ...],
+    now: Mark,
+    waiting: Crossed,
+    rules: InferenceRules,
+) -> bool:
+    """Whether the latest hand-offs crossed in less than half of the time that `rate` takes."""
+    for mark in reversed(marks):
+        told = now.arrived - mark.arrived + waiting
+        needed = told.size / rate
+        if needed >= rules.enough:
+            return told.link_seconds < needed / 2 and told.mean_wait < rules.felt
+    return False
+
+
 def _believe(
     state: Inference, told: BytesPerSecond, nominal: BytesPerSecond, rules: InferenceRules
 ) -> Inference:
@@ -160,7 +181,12 @@ def _grow(
     """Return the state after time without evidence."""
     if state.rate is None or state.at - state.measured_at <= state.hold:
         return state
-    rate = BytesPerSecond(state.rate * (1 + rules.growth) ** passed)
+    return _raise(state, BytesPerSecond(state.rate * (1 + rules.growth) ** passed), nominal, rules)
+
+
+def _raise(
+    state: Inference, rate: BytesPerSecond, nominal: BytesPerSecond, rules: InferenceRules
+) -> Inference:
     if rate >= nominal:
         return replace(state, rate=None, hold=rules.hold)
     return replace(state, rate=rate)
