@@ -31,8 +31,12 @@ from dataclasses import dataclass
 from itertools import accumulate, compress, count, islice
 from math import lcm
 from operator import ne
+from typing import Final
 
 from kvmeta.types import CacheLayout, GroupKind, KvGroup
+
+_FEW: Final = 32
+"""Blocks that are looked at one by one in the time in which runs would be found in them."""
 
 Run = tuple[int, int]
 """(start, mask): from `start` to the next run's start, blocks are in the same slots."""
@@ -115,8 +119,16 @@ class MaskRuns:
         """Return how many stride-blocks from block 0 on are in one of the slots of `present`.
 
         Some slot usually has the whole stretch alone: that one is found by bisection over the
-        running conjunction of the masks. Where slots take turns (tiers), the rest is walked.
+        running conjunction of the masks. Where slots take turns (tiers), the rest is walked. Of a
+        short prompt all is.
         """
+        if len(self.masks) <= _FEW * stride:
+            depth = 0
+            for mask in self.masks[stride - 1 :: stride]:
+                if not mask & present:
+                    break
+                depth += 1
+            return depth
         runs = self.every(stride)
         shared = self._shared.get(stride)
         if shared is None:
