@@ -170,7 +170,7 @@ class RedisIndex:
                 epoch=owned.epoch,
                 blocks=owned.ledger.blocks,
                 next_sequence=owned.next_sequence,
-                age_seconds=None if owned.proved_at is None else now - owned.proved_at,
+                age_seconds=_age(owned.proved_at, now),
                 errors=dict(owned.errors),
                 waiting=owned.ledger.waiting,
                 last_digest=owned.last_digest,
@@ -184,6 +184,7 @@ class RedisIndex:
         except (StoreError, TimeoutError):
             return reports
         told = read_seen(seen)
+        now = self._clock()
         return [*reports, *(self._report(*other, told, now) for other in others)]
 
     def _report(
@@ -196,7 +197,7 @@ class RedisIndex:
             epoch=record.epoch,
             blocks=record.blocks,
             next_sequence=record.next_sequence,
-            age_seconds=None if seen.proved_at is None else now - seen.proved_at,
+            age_seconds=_age(seen.proved_at, now),
             errors=record.errors,
             waiting=record.waiting,
             last_digest=record.last_digest,
@@ -330,6 +331,11 @@ class RedisIndex:
     def _must_scrub(self) -> bool:
         since = self._scrubbed_at
         return self._sweeper.must_scrub or since is None or self._clock() - since > _SCRUB_SECONDS
+
+
+def _age(proved_at: float | None, now: float) -> float | None:
+    """Return the time since a proof, never below 0: a writer's host may have the later clock."""
+    return None if proved_at is None else max(0.0, now - proved_at)
 
 
 def open_redis_index(

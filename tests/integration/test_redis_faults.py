@@ -175,6 +175,16 @@ async def test_a_process_that_lost_its_source_changes_nothing_any_more(start: Op
     assert await reader.hit(A, X) == 8
 
 
+async def test_a_proof_from_a_host_with_a_later_clock_has_no_negative_age(start: Open) -> None:
+    """Hosts' clocks differ by some seconds; what was proved just now is new, not from tomorrow."""
+    writer, reader = start(clock=FakeClock(1_002.0)), start(clock=FakeClock(1_000.0))
+    await writer.attach(A)
+    await writer.send(A, Engine().stored(X))
+    (report,) = await reader.index.describe()
+    assert report.age_seconds == 0
+    assert await reader.hit(A, X) == 16
+
+
 async def test_a_process_that_lost_its_source_gives_no_signs_for_it(start: Open) -> None:
     """Its last proof is older than its successor's, and must not hide it."""
     clock = FakeClock(1_000.0)

@@ -171,6 +171,11 @@ class Breaking:
         return True
 
     async def _admin(self, method: str, path: str, body: Document) -> None:
-        answer = await self.admin.request(method, f"/admin/v1/{path}", json=body, timeout=30.0)
+        url = f"/admin/v1/{path}"
+        for _ in range(60):
+            answer = await self.admin.request(method, url, json=body, timeout=30.0)
+            if answer.status_code != 503:  # as while the store is away: nobody could keep it
+                break
+            await asyncio.sleep(0.5)
         if answer.status_code != 404:  # a reload may have taken the instance away for a while
             answer.raise_for_status()
