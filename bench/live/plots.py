@@ -12,8 +12,8 @@ from bench.live.watching import Look, View
 from router.commands.charts import Axis, Mark, Series, draw_lines, top_of
 from router.domain.units import Seconds, from_gbps
 
-_POINTS: Final = 160
-"""Points of a line: as many as can be told apart on the page."""
+_POINTS: Final = 80
+"""Points of a line: one a second or two, and a page that stays small."""
 _BIN_SECONDS: Final = 5.0
 
 _Point = tuple[float, float]

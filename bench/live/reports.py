@@ -29,15 +29,24 @@ Played = Mapping[Scene, Outcome]
 
 _HEAD: Final = """# Live scenes
 
-Written by `make live`: {where}. A real Redis, one `prfaas kvmeta` and two `prfaas serve` before
-two clusters of stand-in engines, each a process of its own, over loopback. What engines and link
-take is **modelled**; routes, thresholds, bookings and times to the first token are **measured** at
-the gateways and their clients. [live.html](live.html) has the plots.
+Written by `make live`: {where}.
+
+A real Redis, one `prfaas kvmeta` and two `prfaas serve` before two clusters of stand-in engines,
+each a process of its own, over loopback. What engines and link take is **modelled**; routes,
+thresholds, bookings and times to the first token are **measured** at the gateways and their
+clients. [live.html](live.html) has the plots.
 
 The plant is the paper's case study (arXiv 2604.15039, section 4): {remotes} PrfaaS, {locals}
 prefill and {decodes} decode instances, {gbps:g} Gbit/s. A token stands for {tokens} of the paper's,
 seconds and bytes are as they are. A PrfaaS queue is full at {queue} prompts; the link starves at
 {starved:g} Gbit/s.
+
+Times are honest only where nobody waits for a processor: a machine with other work should give all
+of this priority over it.
+
+While the link starves, t solved anew does not by itself make first tokens come sooner: with t fixed
+the link's budget spills what does not fit, request by request, and what does fit is still offloaded
+([evidence](../evidence.md) finds the same by simulation).
 """
 
 
