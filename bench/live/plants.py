@@ -198,6 +198,7 @@ def describe_plant(
         "transfer": {
             "connector": SHIPPING_CONNECTOR if cast is Cast.SHIPS_PREFIX else "nixl",
             "lease_seconds": 60,
+            "layerwise_overlap": True,
         },
         "drain": {"delay_seconds": 1, "grace_seconds": 60},
         "engines": {"blocks": 16_384, "max_model_len": 16_384},

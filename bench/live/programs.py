@@ -13,7 +13,7 @@ from bench.live.plants import Cast
 from bench.live.scenes.engines import lose_engines
 from bench.live.scenes.leaders import kill_leader
 from bench.live.scenes.links import lose_link, silence_agent
-from bench.live.scenes.loads import hold_load, starve_and_tell, starve_with_fixed
+from bench.live.scenes.loads import hold_load, starve_and_tell, starve_untold, starve_with_fixed
 from bench.live.scenes.mixes import shift_to_long
 from bench.live.scenes.prefixes import ship_remote_prefix, use_remote_prefix
 from bench.live.scenes.queues import flood_queues
@@ -27,20 +27,21 @@ Say = Callable[[str], None]
 class Scene:
     """One scene: what happens, and on which system. `letter` is how it is asked for.
 
-    What `compares` only gives figures to compare with, which a quick program does without.
+    What is `whole_only` shows nothing when it is cut short.
     """
 
     letter: str
     title: str
     play: Callable[[Stage], Awaitable[Outcome]]
     cast: Cast = Cast.PLAIN
-    compares: bool = False
+    whole_only: bool = False
 
 
 SCENES: Final = (
-    Scene("p", "A steady load, and the same simulated", hold_load, compares=True),
-    Scene("a", "The link starves, t fixed", starve_with_fixed, compares=True),
+    Scene("p", "A steady load, and the same simulated", hold_load, whole_only=True),
+    Scene("a", "The link starves, t fixed", starve_with_fixed, whole_only=True),
     Scene("a", "The link starves, told by telemetry, and the same simulated", starve_and_tell),
+    Scene("a", "The link starves, and nobody tells", starve_untold, whole_only=True),
     Scene("b", "The link goes down and comes back", lose_link),
     Scene("c", "The PrfaaS queues are flooded, and clients leave early", flood_queues),
     Scene(
@@ -59,7 +60,7 @@ SCENES: Final = (
 def choose_scenes(letters: Sequence[str], *, quick: bool = False) -> list[Scene]:
     """Return the scenes of these letters, all where there are none; raises KeyError.
 
-    A `quick` choice leaves out what is only compared with.
+    A `quick` choice leaves out what shows nothing when it is cut short.
     """
     known = {scene.letter for scene in SCENES}
     for letter in letters:
@@ -68,7 +69,7 @@ def choose_scenes(letters: Sequence[str], *, quick: bool = False) -> list[Scene]
     return [
         scene
         for scene in SCENES
-        if (not letters or scene.letter in letters) and not (quick and scene.compares)
+        if (not letters or scene.letter in letters) and not (quick and scene.whole_only)
     ]
 
 
