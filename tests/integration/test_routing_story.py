@@ -170,7 +170,9 @@ async def test_a_mixed_load_with_aborts_leaves_no_trace(tmp_path: Path) -> None:
     chance = random.Random(5)
     bases = [fresh_ids(size) for size in (64, 160, 480, 1000)]
     names = "p0 p1 d0 d1 f0 f1"
-    async with standin_system(tmp_path, groups=RECURRENT, names=names, time_scale=10) as system:
+    async with standin_system(
+        tmp_path, groups=RECURRENT, names=names, time_scale=10, lease=10
+    ) as system:
 
         async def ask() -> None:
             await asyncio.sleep(chance.random())
@@ -195,7 +197,7 @@ async def test_a_mixed_load_with_aborts_leaves_no_trace(tmp_path: Path) -> None:
         state = await system.order("GET", "state")
         assert {source["state"] for source in state["index"]["sources"]} == {"synced"}
         hosts = [host for each in system.clusters.values() for host in each.engines.values()]
-        async with asyncio.timeout(10):  # a decode leg that was cut unread leaves it to the lease
+        async with asyncio.timeout(60):  # a decode leg that was cut unread leaves it to the lease
             while any(host.describe()["blocks_used"] for host in hosts):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
 
