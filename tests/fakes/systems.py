@@ -342,8 +342,9 @@ async def standin_system(
     """A gateway over stand-in engines with real caches, KV events and hand-offs.
 
     `groups` are the KV groups of the model, `profile_of` tells how fast an engine is by its name,
-    `gbps` is what the link carries, `lease` the least seconds that a hand-off waits; with `auto_events` the gateway asks the engines where
-    they publish. When it begins every source of events is synced.
+    `gbps` is what the link carries, `lease` the least seconds that a hand-off waits; with
+    `auto_events` the gateway asks the engines where they publish. When it begins every source of
+    events is synced.
     """
     roles = {"p": Role.PREFILL, "d": Role.DECODE, "f": Role.PREFILL, "b": Role.BOTH}
     specs = [

@@ -425,7 +425,7 @@ async def test_explain_agrees_with_the_request_that_follows(tmp_path: Path) -> N
             await system.complete(prompt)
             made = (await system.decisions("limit=1"))[0]
             for document in (told, made):
-                del document["request_id"], document["at"]
+                del document["request_id"], document["at"], document["queue_seconds"]
             assert told == made
             await known(system, prompt, "west", 200)
             await system.settled()
