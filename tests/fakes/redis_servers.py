@@ -78,6 +78,10 @@ def free_port(*, below: int = 65_535) -> int:
             return port
 
 
+class PortTaken(AssertionError):
+    """Somebody else was given a server's port between the look at it and its start."""
+
+
 def wait_for(condition: object, *, seconds: float = START_SECONDS, what: str) -> None:
     """Poll `condition()` until it is true; connection errors mean not yet."""
     deadline = time.monotonic() + seconds
@@ -99,7 +103,7 @@ def _start(
     where: Path, port: int, lines: tuple[str, ...] = (), *, sentinel: bool = False
 ) -> Server:
     home = where / str(port)
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     config = home / "redis.conf"
     settings = (
         f"port {port}",
@@ -115,19 +119,35 @@ def _start(
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=home)
     server = Server(port, process, home)
+
+    def answers() -> object:
+        assert process.poll() is None, "it ended by itself"
+        return server.call("PING")
+
     try:
-        wait_for(lambda: server.call("PING"), what=f"Redis on port {port}")
+        wait_for(answers, what=f"Redis on port {port}")
     except AssertionError:
         server.stop()
-        raise AssertionError((home / "log").read_text()[-2000:]) from None
+        told = (home / "log").read_text()[-2000:]
+        raise (PortTaken if "Address already in use" in told else AssertionError)(told) from None
     return server
+
+
+def _start_anywhere(
+    where: Path, lines: tuple[str, ...] = (), *, below: int = 65_535, sentinel: bool = False
+) -> Server:
+    """Start one on a free port; another is taken where somebody was quicker."""
+    for _ in range(9):
+        with contextlib.suppress(PortTaken):
+            return _start(where, free_port(below=below), lines, sentinel=sentinel)
+    return _start(where, free_port(below=below), lines, sentinel=sentinel)
 
 
 @contextlib.contextmanager
 def redis_server(*lines: str, port: int | None = None) -> Iterator[Server]:
     """One server; `lines` are more of its configuration, `port` is where another one was."""
     with directory() as where:
-        server = _start(where, port or free_port(), lines)
+        server = _start(where, port, lines) if port else _start_anywhere(where, lines)
         try:
             yield server
         finally:
@@ -153,11 +173,8 @@ def redis_cluster() -> Iterator[Cluster]:
         servers: list[Server] = []
         for _ in range(3):
             # The bus listens on port + 10,000.
-            server = _start(
-                where,
-                free_port(below=55_000),
-                ("cluster-enabled yes", "cluster-node-timeout 2000"),
-            )
+            lines = ("cluster-enabled yes", "cluster-node-timeout 2000")
+            server = _start_anywhere(where, lines, below=55_000)
             stack.callback(server.stop)
             servers.append(server)
         for number, server in enumerate(servers):
@@ -214,17 +231,16 @@ class Watched:
 def redis_sentinel() -> Iterator[Watched]:
     """A master, a replica in sync, and the Sentinel that watches them."""
     with directory() as where, contextlib.ExitStack() as stack:
-        master = _start(where, free_port())
+        master = _start_anywhere(where)
         stack.callback(master.stop)
-        replica = _start(where, free_port(), (f"replicaof 127.0.0.1 {master.port}",))
+        replica = _start_anywhere(where, (f"replicaof 127.0.0.1 {master.port}",))
         stack.callback(replica.stop)
         wait_for(
             lambda: replica.call("ROLE")[3] == b"connected",  # type: ignore[index]
             what="replica in sync",
         )
-        sentinel = _start(
+        sentinel = _start_anywhere(
             where,
-            free_port(),
             (
                 f"sentinel monitor main 127.0.0.1 {master.port} 1",
                 "sentinel down-after-milliseconds main 1000",
