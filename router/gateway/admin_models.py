@@ -6,7 +6,15 @@ import re
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from router.control.links import LinkHealth
 from router.domain.decision import Reason, Regime, Route, Rule
@@ -26,7 +34,18 @@ Moment = Annotated[AwareDatetime, BeforeValidator(_only_rfc_3339)]
 
 # Bounds far beyond any fleet: what is multiplied with them later must not overflow.
 Ratio = Annotated[float, Field(ge=0, le=1, strict=True)]
-Gbps = Annotated[float, Field(ge=0, le=1e9, strict=True)]
+
+_LEAST_GBPS: Final = 1e-9
+
+
+def _refuse_tiny(value: float) -> float:
+    """Nothing, or a bit a second: what is divided by less overflows too."""
+    if 0 < value < _LEAST_GBPS:
+        raise ValueError(f"must be 0 or at least {_LEAST_GBPS:g}")
+    return value
+
+
+Gbps = Annotated[float, Field(ge=0, le=1e9, strict=True), AfterValidator(_refuse_tiny)]
 Milliseconds = Annotated[float, Field(ge=0, le=1e9, strict=True)]
 Lifetime = Annotated[float, Field(gt=0, le=1e9, strict=True)]
 TokenCount = Annotated[int, Field(ge=0, le=1 << 40, strict=True)]

@@ -58,7 +58,10 @@ CHANGES: Final = (
 
 
 def standing(system: System) -> tuple[object, ...]:
-    """Return all that an order or a measurement could have changed, in the process itself."""
+    """Return all that an order or a measurement could have changed, in the process itself.
+
+    Overrides are among the orders; those in force end by themselves.
+    """
     core = system.gateway.core
     return (
         encode_orders(system.gateway.orders.orders),
@@ -69,6 +72,5 @@ def standing(system: System) -> tuple[object, ...]:
             for state in core.links.states
         ],
         core.operator.rules,
-        core.operator.overrides,
         len(core.log),
     )

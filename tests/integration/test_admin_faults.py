@@ -130,6 +130,7 @@ async def test_what_is_no_json_object_is_refused(system: System, change: Change)
         ("PUT", "bandwidth?link=", {"mode": "auto"}),
         ("PUT", "links/none", {"health": "down"}),
         ("PUT", "links/west-east", {"capacity_gbps": 1e10}),
+        ("PUT", "links/west-east", {"capacity_gbps": 5e-324}),
         ("DELETE", "override?tenant=nobody", None),
         ("DELETE", "override?tenant=acme&tenant=acme", None),
         ("PATCH", "instances/p0", {"state": "asleep"}),
