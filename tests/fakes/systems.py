@@ -336,22 +336,20 @@ async def standin_system(
     auto_events: bool = False,
     profile_of: Callable[[str], EngineProfile] = lambda _: AffineProfile(),
     gbps: float = 1.0,
-    lease: float = 1.0,
     **changes: object,
 ) -> AsyncIterator[System]:
     """A gateway over stand-in engines with real caches, KV events and hand-offs.
 
     `groups` are the KV groups of the model, `profile_of` tells how fast an engine is by its name,
-    `gbps` is what the link carries, `lease` the least seconds that a hand-off waits; with
-    `auto_events` the gateway asks the engines where they publish. When it begins every source of
-    events is synced.
+    `gbps` is what the link carries; with `auto_events` the gateway asks the engines where
+    they publish. When it begins every source of events is synced.
     """
     roles = {"p": Role.PREFILL, "d": Role.DECODE, "f": Role.PREFILL, "b": Role.BOTH}
     specs = [
         replace(
             standin(name, roles[name[0]], groups),
             profile=profile_of(name),
-            lease_floor_seconds=lease,
+            lease_floor_seconds=10.0,  # a busy machine hands over late
         )
         for name in names.split()
     ]

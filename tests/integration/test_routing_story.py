@@ -170,9 +170,7 @@ async def test_a_mixed_load_with_aborts_leaves_no_trace(tmp_path: Path) -> None:
     chance = random.Random(5)
     bases = [fresh_ids(size) for size in (64, 160, 480, 1000)]
     names = "p0 p1 d0 d1 f0 f1"
-    async with standin_system(
-        tmp_path, groups=RECURRENT, names=names, time_scale=10, lease=10
-    ) as system:
+    async with standin_system(tmp_path, groups=RECURRENT, names=names, time_scale=10) as system:
 
         async def ask() -> None:
             await asyncio.sleep(chance.random())
