@@ -10,7 +10,7 @@ from router.domain.errors import UpstreamError
 from router.domain.topology import Instance
 from router.domain.units import Seconds
 from router.ports import EngineClient, EngineRequest, Headers, Timeouts
-from router.service.fleet import EngineReading
+from router.service.members import EngineReading
 from router.service.probing import ProbeOutcome
 
 _SAMPLE = re.compile(

@@ -22,7 +22,8 @@ from router.domain.topology import Role
 from router.domain.units import Seconds
 from router.ports import Clock
 from router.service.decisions import Document
-from router.service.fleet import Fleet, Member
+from router.service.fleet import Fleet
+from router.service.members import Member
 from router.service.slot_shares import Need
 from router.service.tenants import Tenant
 

@@ -40,7 +40,8 @@ from router.service.conversions import (
     Means,
 )
 from router.service.findings import Findings, FindingsBook
-from router.service.fleet import Fleet, Member
+from router.service.fleet import Fleet
+from router.service.members import Member
 from router.service.models import ServedModel
 from router.service.operator import Operator
 from router.service.order_book import OrderBook

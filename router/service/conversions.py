@@ -31,7 +31,8 @@ from router.domain.errors import ActuationFailed, Changed, Conflict, NotFound, N
 from router.domain.topology import Instance
 from router.domain.units import Seconds
 from router.ports import Actuator, Clock, Fence
-from router.service.fleet import Fleet, Member
+from router.service.fleet import Fleet
+from router.service.members import Member
 from router.service.order_book import Order, OrderBook
 from router.service.orders import is_held, with_progress
 

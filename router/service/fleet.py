@@ -1,25 +1,20 @@
 """The fleet as it is now: who lives, who is busy, who waits.
 
 Our own dispatches count at once; what engines report arrives about once a second and has an age.
-The pure steps are in `router.control.health`; this module holds their state.
+The pure steps are in `router.control.health`; the state they make is in `members`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Final
-
-from msgspec import Struct
+from dataclasses import dataclass, replace
 
 from router.control.health import (
-    Breaker,
     BreakerRules,
     Health,
     ProbeRules,
     breaker_allows,
-    step_abandoned,
     step_dispatched,
     step_failed,
     step_health,
@@ -29,22 +24,8 @@ from router.domain.errors import Conflict, NotFound
 from router.domain.topology import AUTO_EVENTS, Cluster, ClusterKind, Instance, InstanceState, Role
 from router.domain.units import Seconds
 from router.ports import Clock
-
-
-@dataclass(frozen=True, slots=True)
-class EngineReading:
-    """What one scrape of an engine told. `waiting` counts requests that wait for capacity.
-
-    `at` is the monotonic time at which the scrape was asked for. `transferred_bytes` and
-    `transfer_seconds` are sums over the KV transfers that it received since it started.
-    """
-
-    at: Seconds
-    waiting: int
-    running: int
-    kv_usage: float | None = None
-    transferred_bytes: float | None = None
-    transfer_seconds: Seconds | None = None
+from router.service.counted_legs import DecodeCounted, DecodeDue, PrefillCounted
+from router.service.members import NO_PEERS, EngineReading, Load, Member, PeerLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,114 +35,6 @@ class FleetRules:
     probe: ProbeRules = ProbeRules()
     breaker: BreakerRules = BreakerRules()
     signal_max_age: Seconds = 10.0
-
-
-@dataclass(eq=False, slots=True)
-class PrefillLeg:
-    """One prefill in flight: when it was sent and how long it was expected to take."""
-
-    sent_at: Seconds
-    expected: Seconds
-
-
-class PeerLoad(Struct, frozen=True):
-    """What other gateways have sent to an instance, as they told at `at` (monotonic).
-
-    `promised` counts their legs there and those that will decode there, `inflight` those that run,
-    `peak` the most that ran since they told before. `work` is what their prefills in flight take
-    from beginning to end, `ended` how many have ended so far, `sent` when those in flight were
-    sent, by our clock.
-    """
-
-    at: Seconds = 0.0
-    promised: int = 0
-    inflight: int = 0
-    peak: int = 0
-    work: Seconds = 0.0
-    ended: int = 0
-    sent: tuple[Seconds, ...] = ()
-
-
-_NO_PEERS: Final = PeerLoad()
-
-
-@dataclass(slots=True)
-class Member:
-    """One instance and everything that changes about it.
-
-    `answered_at` is when it last answered a probe, whatever its answer. `decodes_due` counts the
-    prefills elsewhere that will be decoded here. `peak` is the most legs of ours that ran there
-    since the last reading, `unexplained` what that reading told beyond them; `peers_before` and
-    `peers_since` are the most of other gateways' about that reading. `received` are the seconds of
-    KV transfers that it told of, over its restarts. `busy_until` is when the prefills of all
-    gateways are expected to be computed, one after the other; `ended` counts ours.
-    """
-
-    instance: Instance
-    state: InstanceState = InstanceState.ACTIVE
-    health: Health = Health()
-    answered_at: Seconds | None = None
-    breaker: Breaker = Breaker()
-    reading: EngineReading | None = None
-    prefills: list[PrefillLeg] = field(default_factory=list)
-    decodes: int = 0
-    decodes_due: int = 0
-    busy_until: Seconds = 0.0
-    ended: int = 0
-    transitions: int = 0
-    peak: int = 0
-    unexplained: int = 0
-    peers: PeerLoad = _NO_PEERS
-    peers_before: int = 0
-    peers_since: int = 0
-    received: Seconds = 0.0
-
-    @property
-    def others(self) -> int:
-        """What the last reading told beyond all gateways' legs.
-
-        What peers sent just before it, they may tell of just after.
-        """
-        if not self.unexplained:
-            return 0
-        return max(0, self.unexplained - max(self.peers_before, self.peers_since))
-
-    @property
-    def work(self) -> Seconds:
-        """What our prefills in flight take there, from beginning to end."""
-        return sum([leg.expected for leg in self.prefills])
-
-    def start_next(self, now: Seconds) -> None:
-        """A prefill has ended: what is left of the queue starts, whatever was expected of it."""
-        self.busy_until = now + self.work + self.peers.work
-
-    def requeue(self, now: Seconds, before: PeerLoad) -> None:
-        """Other gateways' prefills are other ones than `before`: some have ended, or more came."""
-        more = self.peers.work - before.work
-        ended = before.work > 0 and self.peers.ended != before.ended
-        if ended or more < 0:
-            self.start_next(now)
-        else:
-            self.busy_until = max(now, self.busy_until) + more
-
-    @property
-    def inflight(self) -> int:
-        """Legs of ours that run there now."""
-        return len(self.prefills) + self.decodes
-
-    @property
-    def promised(self) -> int:
-        """Legs of ours that run there now or will when their prefill is done."""
-        return self.inflight + self.decodes_due
-
-
-class Load(Struct, frozen=True, gc=False):
-    """How one member stands at one moment, as the rule sees it (see `InstanceView`)."""
-
-    ready: bool
-    ahead: Seconds
-    queue_depth: int | None
-    inflight: int
 
 
 class Fleet:
@@ -328,7 +201,7 @@ class Fleet:
         return self._decodes(member) and not any(
             self._decodes(each)
             and each.instance.model in (None, member.instance.model)
-            and _lives(each)
+            and each.lives
             and breaker_allows(each.breaker, now, self.rules.breaker)
             for each in self._members.values()
         )
@@ -366,11 +239,7 @@ class Fleet:
         if member.health.alive is not before and before is not None:
             member.transitions += 1
         if reading is not None:
-            member.received += _grown(member.reading, reading)
-            member.reading = reading
-            member.unexplained = max(0, reading.running + reading.waiting - member.peak)
-            member.peak = member.inflight
-            member.peers_before, member.peers_since = member.peers_since, member.peers.inflight
+            member.take_reading(reading)
         self._changed()
 
     def record_success(self, name: str) -> None:
@@ -391,7 +260,7 @@ class Fleet:
     def prefill_leg(self, name: str, expected: Seconds) -> AbstractContextManager[None]:
         """Count a prefill of `expected` seconds in flight for the time of the block."""
         member = self._members.get(name)
-        return nullcontext() if member is None else _PrefillCounted(self, member, expected)
+        return nullcontext() if member is None else PrefillCounted(self, member, expected)
 
     def decode_due(self, name: str) -> AbstractContextManager[None]:
         """Count a decode that a running prefill will need, for the time of the block.
@@ -400,12 +269,12 @@ class Fleet:
         the meantime would go to the same idle instance.
         """
         member = self._members.get(name)
-        return nullcontext() if member is None else _DecodeDue(member)
+        return nullcontext() if member is None else DecodeDue(member)
 
     def decode_leg(self, name: str) -> AbstractContextManager[None]:
         """Count a decode in flight for the time of the block."""
         member = self._members.get(name)
-        return nullcontext() if member is None else _DecodeCounted(self, member)
+        return nullcontext() if member is None else DecodeCounted(self, member)
 
     def dispatch(self, member: Member, now: Seconds) -> None:
         """Note that one more leg of ours has begun there."""
@@ -461,7 +330,7 @@ class Fleet:
         """Count what other gateways sent; where they name no load there is none of theirs."""
         now = self._clock.monotonic()
         for name, member in self._members.items():
-            before, member.peers = member.peers, loads.get(name, _NO_PEERS)
+            before, member.peers = member.peers, loads.get(name, NO_PEERS)
             if member.peers.work != before.work or member.peers.ended != before.ended:
                 member.requeue(now, before)
             member.peers_since = max(member.peers_since, member.peers.peak)
@@ -530,74 +399,3 @@ class Fleet:
         if cluster.kind is ClusterKind.PRFAAS and role is not Role.PREFILL:
             raise Conflict(f"instances of prfaas cluster {cluster.name!r} only prefill")
         return member
-
-
-def _lives(member: Member) -> bool:
-    return member.state is InstanceState.ACTIVE and member.health.alive is True
-
-
-def _grown(before: EngineReading | None, after: EngineReading) -> Seconds:
-    """Return by how much the time of transfers grew; a restarted engine counts from 0."""
-    if after.transfer_seconds is None or before is None or before.transfer_seconds is None:
-        return 0.0
-    grown = after.transfer_seconds - before.transfer_seconds
-    return grown if grown >= 0 else after.transfer_seconds
-
-
-class _PrefillCounted:
-    """A prefill in flight, for the time of a block."""
-
-    __slots__ = ("_expected", "_fleet", "_leg", "_member")
-
-    def __init__(self, fleet: Fleet, member: Member, expected: Seconds) -> None:
-        self._fleet = fleet
-        self._member = member
-        self._expected = expected
-
-    def __enter__(self) -> None:
-        now, member = self._fleet.now(), self._member
-        self._leg = PrefillLeg(now, self._expected)
-        member.prefills.append(self._leg)
-        member.busy_until = max(now, member.busy_until) + self._expected
-        self._fleet.dispatch(member, now)
-
-    def __exit__(self, *_: object) -> None:
-        member = self._member
-        member.prefills.remove(self._leg)
-        member.ended += 1
-        member.start_next(self._fleet.now())
-        member.breaker = step_abandoned(member.breaker)
-        self._fleet.prefill_ended(member.instance.name)
-
-
-class _DecodeDue:
-    """A decode that a running prefill will need, for the time of a block."""
-
-    __slots__ = ("_member",)
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    def __enter__(self) -> None:
-        self._member.decodes_due += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._member.decodes_due -= 1
-
-
-class _DecodeCounted:
-    """A decode in flight, for the time of a block."""
-
-    __slots__ = ("_fleet", "_member")
-
-    def __init__(self, fleet: Fleet, member: Member) -> None:
-        self._fleet = fleet
-        self._member = member
-
-    def __enter__(self) -> None:
-        self._member.decodes += 1
-        self._fleet.dispatch(self._member, self._fleet.now())
-
-    def __exit__(self, *_: object) -> None:
-        self._member.decodes -= 1
-        self._member.breaker = step_abandoned(self._member.breaker)

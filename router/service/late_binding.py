@@ -28,8 +28,9 @@ from router.policy.berths import Berths
 from router.policy.completion import arrive_if_begun
 from router.ports import Clock
 from router.service.decisions import Document
-from router.service.fleet import Fleet, Member
+from router.service.fleet import Fleet
 from router.service.links import LinkBoard
+from router.service.members import Member
 from router.service.places import Place, PrefillPlaces
 from router.service.slot_shares import Need
 

@@ -27,9 +27,10 @@ from router.domain.errors import StoreAway
 from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds
 from router.ports import Clock
 from router.service.crossings import Traffic
-from router.service.fleet import Fleet, Member, PeerLoad
+from router.service.fleet import Fleet
 from router.service.lengths import OperatingLengths, ToldLengths
 from router.service.links import LinkBoard
+from router.service.members import Member, PeerLoad
 
 _LOG = logging.getLogger(__name__)
 

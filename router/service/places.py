@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 from router.control.slack import Pending
 from router.domain.topology import ClusterKind, Role
 from router.service.admission import SlotSource
-from router.service.fleet import Fleet, Member
+from router.service.fleet import Fleet
 from router.service.links import LinkBooking
+from router.service.members import Member
 from router.service.slot_shares import Need
 
 

@@ -21,7 +21,8 @@ from typing import Final, Protocol
 from router.domain.topology import Instance
 from router.domain.units import Seconds
 from router.ports import Clock, EngineLines
-from router.service.fleet import EngineReading, Fleet, Member
+from router.service.fleet import Fleet
+from router.service.members import EngineReading, Member
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from math import inf
 from router.control.silence import Cut, SilenceRules, step_silence
 from router.domain.units import Seconds
 from router.ports import Clock, EngineLines
-from router.service.fleet import Fleet, Member
+from router.service.fleet import Fleet
+from router.service.members import Member
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from zlib import crc32
 from router.control.shares import Claim, aim, is_contended
 from router.domain.errors import StoreAway
 from router.domain.units import Seconds
-from router.service.fleet import Fleet, Member
+from router.service.fleet import Fleet
+from router.service.members import Member
 
 _PAUSE: Final[Seconds] = 0.25
 _PAUSE_WAITING: Final[Seconds] = 0.05

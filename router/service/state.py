@@ -26,10 +26,11 @@ from router.service.balance_documents import (
 )
 from router.service.config_record import ConfigRecord
 from router.service.decisions import Document
-from router.service.fleet import Fleet, Member
+from router.service.fleet import Fleet
 from router.service.late_binding import LateBinding
 from router.service.leadership import Leadership
 from router.service.links import LinkBoard
+from router.service.members import Member
 from router.service.models import ModelCatalog, ServedModel
 from router.service.operator import Operator
 from router.service.order_book import OrderBook

@@ -15,7 +15,8 @@ from router.adapters.store.slots import RedisShares
 from router.control.admission import AdmissionRules, Lane
 from router.domain.topology import Cluster, ClusterKind, Instance, Role
 from router.service.admission import Admission, Slot
-from router.service.fleet import EngineReading, Fleet
+from router.service.fleet import Fleet
+from router.service.members import EngineReading
 from router.service.slot_shares import SharedSlots
 from router.service.tenants import Tenant
 from tests.fakes.clocks import FakeClock

@@ -26,7 +26,7 @@ from router.compose.gateway import Gateway
 from router.domain.decision import Decision, Reason, Route, ThresholdMode
 from router.domain.errors import NobodyAlive
 from router.domain.topology import InstanceState, Role
-from router.service.fleet import Member
+from router.service.members import Member
 from router.service.routing import Supposition
 from router.service.snapshots import WhatIf
 from router.settings import load

@@ -7,7 +7,7 @@ import pytest
 from router.control.admission import Lane
 from router.domain.errors import NobodyAlive, Overloaded
 from router.domain.topology import Instance, InstanceState, Role
-from router.service.fleet import EngineReading
+from router.service.members import EngineReading
 from router.service.tenants import Tenant
 from tests.fakes.decode_slots import Scene, settled
 

@@ -14,7 +14,8 @@ from router.domain.errors import ActuationFailed, Changed, NotFound, StoreAway
 from router.domain.topology import Cluster, ClusterKind, Instance, InstanceState, Role
 from router.ports import Fence, Kept
 from router.service.conversions import ConversionOutcome, Converter, Means
-from router.service.fleet import EngineReading, Fleet
+from router.service.fleet import Fleet
+from router.service.members import EngineReading
 from router.service.order_book import Order, OrderBook
 from router.service.orders import (
     InstanceOrder,

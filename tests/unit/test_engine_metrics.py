@@ -6,7 +6,8 @@ import pytest
 
 from router.adapters.probes import read_metrics
 from router.domain.topology import Cluster, ClusterKind, Instance, Role
-from router.service.fleet import EngineReading, Fleet
+from router.service.fleet import Fleet
+from router.service.members import EngineReading
 from router.sim.engines.metrics import EngineMetrics
 from tests.fakes.clocks import FakeClock
 

@@ -7,7 +7,8 @@ import pytest
 from router.control.health import BreakerRules, Health, ProbeRules, step_health
 from router.domain.errors import Conflict, NotFound
 from router.domain.topology import Cluster, ClusterKind, Instance, InstanceState, Role
-from router.service.fleet import EngineReading, Fleet, FleetRules
+from router.service.fleet import Fleet, FleetRules
+from router.service.members import EngineReading
 from tests.fakes.clocks import FakeClock
 
 RULES = FleetRules(

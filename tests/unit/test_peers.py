@@ -11,9 +11,10 @@ from router.control.links import RegimeBounds, Telemetry
 from router.domain.errors import StoreAway
 from router.domain.topology import Cluster, ClusterKind, Instance, Link, Role
 from router.domain.units import Bytes, from_gbps
-from router.service.fleet import EngineReading, Fleet
+from router.service.fleet import Fleet
 from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
+from router.service.members import EngineReading
 from router.service.peers import (
     FORGET_SECONDS,
     SOONEST_SECONDS,

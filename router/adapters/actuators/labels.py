@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from router.domain.conversions import Conversion
 from router.domain.errors import ActuationFailed, NotFound
 from router.domain.topology import Instance
-from router.service.fleet import Fleet, Member
+from router.service.fleet import Fleet
+from router.service.members import Member
 
 
 class LabelActuator:
