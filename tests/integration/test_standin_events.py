@@ -319,6 +319,20 @@ async def test_ordered_faults_happen() -> None:
         assert refused.status_code == 400
 
 
+async def test_health_alone_is_late_or_bad_when_ordered() -> None:
+    """Completions go on as they were, and a cleared fault is gone."""
+    async with talking() as talk:
+        health, body = talk.host.url + "/health", asking(prompt=[1], max_tokens=1)
+        await talk.order(health_seconds=0.2, health_status=503)
+        began = time.monotonic()
+        assert (await talk.client.get(health)).status_code == 503
+        assert time.monotonic() - began >= 0.2
+        url = talk.host.url + "/v1/completions"
+        assert (await talk.client.post(url, json=body)).status_code == 200
+        await talk.order(clear=True)
+        assert (await talk.client.get(health)).status_code == 200
+
+
 async def test_dead_engines_refuse_or_say_nothing_and_come_back() -> None:
     """A refusing engine is raised by its sibling; a black hole takes connections and is silent."""
     async with talking() as talk:

@@ -93,7 +93,7 @@ class EngineApp:
             "/v1/models": {"GET": self._models},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
-            "/health": {"GET": self._empty},
+            "/health": {"GET": self._health},
             "/ping": {"GET": self._empty, "POST": self._empty},
             "/version": {"GET": self._version},
             "/load": {"GET": self._server_load},
@@ -350,6 +350,12 @@ class EngineApp:
             raise RequestError("tokens must be ids of the vocabulary", param="tokens")
         text = self._tokenizer.decode(tokens, skip_special_tokens=False)
         await exchange.reply_json(200, {"prompt": text})
+
+    async def _health(self, exchange: Exchange) -> None:
+        faults = self._site.faults
+        if faults.health_seconds > 0:
+            await asyncio.sleep(faults.health_seconds)
+        await exchange.reply(faults.health_status, b"")
 
     async def _empty(self, exchange: Exchange) -> None:
         await exchange.reply(200, b"")
