@@ -16,6 +16,7 @@ from bench.live.scenes.links import lose_link, silence_agent
 from bench.live.scenes.loads import hold_load, starve_and_tell, starve_untold, starve_with_fixed
 from bench.live.scenes.mixes import shift_to_long
 from bench.live.scenes.prefixes import ship_remote_prefix, use_remote_prefix
+from bench.live.scenes.probes import answer_probes_late
 from bench.live.scenes.queues import flood_queues
 from bench.live.stages import Stage
 from bench.live.systems import SceneFailed, live_system
@@ -49,6 +50,7 @@ SCENES: Final = (
     ),
     Scene("e", "The link's telemetry goes stale", silence_agent),
     Scene("h", "Engines and a gateway go away", lose_engines),
+    Scene("i", "Engines serve well, and their health says so late", answer_probes_late),
     Scene("f", "The leader is killed, and comes back", kill_leader),
     Scene("g", "A prefix that is cached remotely, which nobody ships", use_remote_prefix),
     Scene(

@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 @pytest.mark.timeout(900)
 async def test_r09_every_claim_of_the_scenes_holds() -> None:
     """Links that starve or fail, floods, a killed leader: all as promised, and nobody failed."""
-    played = await play_scenes(choose_scenes("abcefg", quick=True), _LOG.info, quick=True)
+    played = await play_scenes(choose_scenes("abcefgi", quick=True), _LOG.info, quick=True)
     failed = [
         (outcome.scene, *astuple(claim))
         for outcome in played.values()
