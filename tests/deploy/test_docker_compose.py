@@ -15,6 +15,8 @@ SUBCOMMANDS = {
 LISTENING_SERVICES = ("gateway", "engines-pd", "engines-prfaas")
 PRODUCT_SERVICES = (*LISTENING_SERVICES, "kvmeta")
 SERVICES = (*PRODUCT_SERVICES, "redis", "prometheus")
+AGENT = "link-agent"
+"""Of a profile of its own, in another service's network."""
 
 Document = dict[str, Any]
 
@@ -44,16 +46,18 @@ def instance_urls(config: Document) -> dict[str, str]:
 
 
 def test_the_services_are_the_documented_ones(compose: Document) -> None:
-    """The file starts our processes, Redis and Prometheus, nothing else."""
-    assert set(compose["services"]) == set(SERVICES)
+    """The file starts our processes, Redis and Prometheus; a link agent only where asked for."""
+    assert set(compose["services"]) == {*SERVICES, AGENT}
+    asked_for = {name for name in compose["services"] if "profiles" in compose["services"][name]}
+    assert asked_for == {AGENT}
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", [*SERVICES, AGENT])
 def test_every_service_has_an_image_and_a_health_check(compose: Document, name: str) -> None:
     """Each service says what it runs, pinned by a tag, and what serves how to tell it is well."""
     service = compose["services"][name]
     assert re.fullmatch(r"[a-z/-]+:v?\d+\.\d+\.\d+", service["image"])
-    if name == "kvmeta":  # it listens to nobody; the image's own check would ask in vain
+    if name in {"kvmeta", AGENT}:  # they listen to nobody; the image's check would ask in vain
         assert service["healthcheck"] == {"disable": True}
     else:
         assert service["healthcheck"]["test"][0] == "CMD"
@@ -65,6 +69,24 @@ def test_every_command_is_one_that_the_product_has(compose: Document, name: str)
     command = compose["services"][name]["command"]
     assert command[0] in SUBCOMMANDS
     assert command[command.index("--config") + 1] == "/etc/prfaas/config.yaml"
+
+
+def test_the_link_agent_measures_where_the_links_bytes_leave(
+    compose: Document, config: Document
+) -> None:
+    """It shares the network of the link's PrfaaS cluster, knows the link, and tells the gateway."""
+    service = compose["services"][AGENT]
+    assert service["profiles"] == [AGENT]
+    command, *options = service["command"]
+    assert command == AGENT
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    assert given["--url"] == f"http://gateway:{config['server']['port']}"
+    (link,) = [link for link in config["links"] if link["name"] == given["--link"]]
+    host = service["network_mode"].removeprefix("service:")
+    assert compose["services"][host]["command"][-1] == link["from"]
+    assert set(service["depends_on"]) == {host}
+    assert "networks" not in service
+    assert service["environment"] == compose["services"]["gateway"]["environment"]
 
 
 @pytest.mark.parametrize("name", ["engines-pd", "engines-prfaas"])
@@ -118,7 +140,7 @@ def test_ports_are_published_on_loopback_only(compose: Document, name: str) -> N
         assert port.startswith("127.0.0.1:")
 
 
-@pytest.mark.parametrize("name", PRODUCT_SERVICES)
+@pytest.mark.parametrize("name", [*PRODUCT_SERVICES, AGENT])
 def test_our_containers_have_no_privilege(compose: Document, name: str) -> None:
     """Our containers cannot write their root, gain rights or use a capability."""
     service = compose["services"][name]

@@ -31,3 +31,25 @@ Refuses what a schema cannot: values that are each fine but wrong together.
 {{- int .Values.terminationGracePeriodSeconds -}}
 {{- end -}}
 {{- end -}}
+
+{{- /* An agent that measures nobody knows what, or that no gateway would hear. */ -}}
+{{- define "prfaas-router.checkLinkAgent" -}}
+{{- with .Values.linkAgent -}}
+{{- if not .link -}}
+{{- fail "linkAgent.link is empty: name the link that the agent measures" -}}
+{{- end -}}
+{{- if not .existingSecret -}}
+{{- fail "linkAgent.existingSecret is empty: the admin API answers nobody from elsewhere without a key" -}}
+{{- end -}}
+{{- if not .nodeSelector -}}
+{{- fail "linkAgent.nodeSelector is empty: every node would report its egress as all of the link's" -}}
+{{- end -}}
+{{- if not .urls -}}
+{{- $links := list -}}
+{{- range $.Values.config.links -}}{{- $links = append $links .name -}}{{- end -}}
+{{- if not (has .link $links) -}}
+{{- fail (printf "linkAgent.link is %q, and config.links has no link of that name" .link) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

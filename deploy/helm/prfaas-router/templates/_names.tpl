@@ -71,6 +71,32 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
+{{- /* Of the link agents' pods: another name, as the ingest's have. */ -}}
+{{- define "prfaas-router.linkAgentSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "prfaas-router.name" . }}-link-agent
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "prfaas-router.linkAgentLabels" -}}
+{{ include "prfaas-router.linkAgentSelectorLabels" . }}
+app.kubernetes.io/component: telemetry
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Where the admin API of this release's own gateways is. */ -}}
+{{- define "prfaas-router.ownAdminUrl" -}}
+{{- with .Values.config.admin.port -}}
+{{- printf "http://%s-admin.%s.svc:%d" (include "prfaas-router.fullname" $) $.Release.Namespace (int .) -}}
+{{- else -}}
+{{- printf "http://%s.%s.svc:%d" (include "prfaas-router.fullname" .) .Release.Namespace (int .Values.service.port) -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Whether `prfaas kvmeta` runs beside the gateways: as `kvmeta.ingest: auto` has it. */ -}}
 {{- define "prfaas-router.ingestsApart" -}}
 {{- $shared := not (hasPrefix "memory:" (default "memory://" .Values.config.store.url)) -}}
