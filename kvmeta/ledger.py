@@ -18,123 +18,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import repeat
-from typing import NamedTuple, Protocol
 
-from kvmeta.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, UnknownEvent
-from kvmeta.hashing import TOKEN_BYTES, chain_root, extend_chain
+from kvmeta.events import BlockRemoved, BlockStored, UnknownEvent
+from kvmeta.groups import GroupShape, announced_groups, fits_layout
+from kvmeta.hashing import chain_root
+from kvmeta.ledger_records import (
+    MAX_PLACES,
+    Change,
+    Forgotten,
+    Holdings,
+    LabelRecord,
+    LedgerEvent,
+    LedgerShape,
+    Outcome,
+)
 from kvmeta.match import AnnouncedGroup
-from kvmeta.types import GPU, BlockHash, CacheLayout, EngineLabel, GroupKind
+from kvmeta.naming import SaltEvidence, Surveyor, link_at, name_blocks, name_linked
+from kvmeta.types import BlockHash, CacheLayout, EngineLabel
 from kvmeta.waiting import Link, Place, WaitingRoom
-
-MAX_PLACES = 256
-"""Places (medium, group) a source may use: vLLM has 1 to about 12 groups in 1 to 4 tiers. An engine
-that announces more is broken, and each place costs every mask a bit."""
-
-
-LedgerEvent = BlockStored | BlockRemoved | UnknownEvent
-"""What a ledger takes; a clear ends it instead (`SourceLedger.clear`)."""
-
-Holdings = dict[Place, dict[BlockHash, int]]
-"""Copies of every block, by place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """What a cleared ledger knew: large dicts, for the back end to take apart in its own time."""
-
-    held: Holdings
-    names: dict[EngineLabel, BlockHash]
-    spots: dict[BlockHash, bytes]
-
-
-class Change(NamedTuple):
-    """`block` appeared at `place` (its first copy) or vanished from it (its last).
-
-    `spot` is where it stands in its chain, empty when nobody surveys.
-    """
-
-    block: BlockHash
-    place: Place
-    present: bool
-    spot: bytes = b""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What some events did, in order.
-
-    `touched` are the labels whose record (name, copies) may have changed, gone ones included.
-    `refused` blocks could not be taken, so the source holds more than is known of it. `regrouped`:
-    the groups, their shapes or their places changed, so a match plan made before is out of date.
-    """
-
-    changes: list[Change] = field(default_factory=list)
-    touched: set[EngineLabel] = field(default_factory=set)
-    refused: int = 0
-    regrouped: bool = False
-
-
-def split_at_clears(events: Iterable[Event]) -> Iterator[tuple[bool, list[LedgerEvent]]]:
-    """Yield (everything was cleared before these, events) for each stretch between clears."""
-    cleared = False
-    stretch: list[LedgerEvent] = []
-    for event in events:
-        if isinstance(event, AllBlocksCleared):
-            if cleared or stretch:
-                yield cleared, stretch
-            cleared, stretch = True, []
-        else:
-            stretch.append(event)
-    yield cleared, stretch
-
-
-@dataclass(slots=True)
-class GroupShape:
-    """What the events told of one group; None is what they did not tell."""
-
-    kind: GroupKind | None = None
-    window: int | None = None
-    block_size: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerShape:
-    """All of a ledger but its blocks and what waits: enough to match against, and to go on with."""
-
-    groups: Mapping[int | None, GroupShape]
-    places: tuple[Place, ...]
-    tells_extras: bool
-    names_salts: bool
-    kept_silent: bool
-
-    @property
-    def tells_salts(self) -> bool:
-        """False once blocks were announced by an engine that never tells what salts them."""
-        return self.tells_extras or self.names_salts or not self.kept_silent
-
-
-class LabelRecord(NamedTuple):
-    """What a ledger knows of one label: its name, its spot, and how many copies are where.
-
-    `copies` are (number of the place in the ledger's shape, count).
-    """
-
-    name: BlockHash
-    spot: bytes
-    copies: tuple[tuple[int, int], ...]
-
-
-class Surveyor(Protocol):
-    """Tells where in its chain a block stands, for a back end that stores blocks by that."""
-
-    def __call__(self, before: bytes | None, names: Sequence[BlockHash], units: int) -> list[bytes]:
-        """Return the spot of every `units`-th of `names`, which follow the block at `before`.
-
-        `before` is None at the start of a chain. A block's spot depends on its chain alone.
-        """
-        ...
 
 
 class SourceLedger:
@@ -162,9 +65,7 @@ class SourceLedger:
         self._count = 0
         self._groups: dict[int | None, GroupShape] = {}
         self._waiting = WaitingRoom(max_waiting)
-        self._tells_extras = False
-        self._names_salts = False
-        self._kept_silent = False
+        self._evidence = SaltEvidence()
         self._unheld: list[EngineLabel] = []
         self._room = 0
         self._outcome = Outcome()
@@ -182,7 +83,7 @@ class SourceLedger:
     @property
     def tells_salts(self) -> bool:
         """False once blocks were announced by an engine that never tells what salts them."""
-        return self._tells_extras or self._names_salts or not self._kept_silent
+        return self._evidence.tells_salts
 
     @property
     def places(self) -> Iterable[Place]:
@@ -240,35 +141,19 @@ class SourceLedger:
 
     def _learn_group(self, event: BlockStored) -> bool:
         """Learn the group's shape from `event`; False when its block size cannot be right."""
-        if not self._fits(event):
+        if not fits_layout(event, self._layout):
             self._errors["block_size"] += 1
             return False
         group = self._groups.setdefault(event.group, GroupShape())
         before = (group.kind, group.window, group.block_size)
-        # The full-attention group's events are the ones without an index, whatever else they say.
-        kind = GroupKind.FULL_ATTENTION if event.group is None else event.kind
-        if group.kind is None:
-            group.kind = kind
-        elif kind not in (None, group.kind):
+        if not group.learn(event):
             self._errors["group_kind"] += 1
-        # A window or a block learned too large costs hits; too small would invent them.
-        group.window = max(group.window or 0, event.window or 0) or None
-        group.block_size = max(group.block_size or 0, event.block_size) or None
         if before != (group.kind, group.window, group.block_size):
             self._outcome.regrouped = True
         return True
 
-    def _fits(self, event: BlockStored) -> bool:
-        """Whether the block size is a multiple of the hash unit, and not over the declared one."""
-        if event.block_size % self._layout.block_size:
-            return False
-        kind = event.kind or GroupKind.FULL_ATTENTION
-        declared = {group.block_size for group in self._layout.groups if group.kind is kind}
-        largest = declared.pop() if len(declared) == 1 else None
-        return largest is None or event.block_size <= largest
-
     def _store_dense(self, event: BlockStored, place: Place) -> None:
-        trusted = self._trusts_tokens(event)
+        trusted = self._evidence.trusts_tokens(event)
         start = self._start_of(event) if trusted else None
         # Blocks from `first` on are named by the chain, those before it by their labels at best.
         first = 0 if start is not None else len(event.labels)
@@ -290,7 +175,7 @@ class SourceLedger:
                 first = position + 1
                 chain, spots = self._chain(name, event, first)
             if name is None:
-                link = self._link(event, position) if trusted else None
+                link = link_at(event, position) if trusted else None
                 self._store_labelled(label, place, link)
             elif self._name(label, name, spots[position - first] if position >= first else b""):
                 self._hold(label, name, place)
@@ -333,14 +218,10 @@ class SourceLedger:
     ) -> tuple[list[BlockHash], list[bytes]]:
         """Name the engine's blocks from `position` on, given the name before them; and their spots.
 
-        A block of several hash units is named by its last; its extra belongs to its first.
+        A block of several hash units is named by its last.
         """
+        names = name_blocks(start, event, position, self._layout.block_size)
         units = event.block_size // self._layout.block_size
-        extras = {
-            at * units: extra for at, extra in enumerate((event.extras or ())[position:]) if extra
-        }
-        tokens = event.tokens[position * event.block_size * TOKEN_BYTES :]
-        names = extend_chain(start, tokens, self._layout.block_size, extras)
         at_root = position == 0 and event.parent is None
         spots = self._spots_of(None if at_root else start, names, units)
         return (names if units == 1 else names[units - 1 :: units]), spots
@@ -357,33 +238,6 @@ class SourceLedger:
         """Whether blocks after `name` can be placed; not if all but a stray label is forgotten."""
         return self._survey is None or name in self._spots
 
-    def _link(self, event: BlockStored, position: int) -> Link | None:
-        """How the block at `position` follows from the one before it."""
-        parent = event.labels[position - 1] if position else event.parent
-        if parent is None:
-            return None
-        width = event.block_size * TOKEN_BYTES
-        tokens = event.tokens[position * width : (position + 1) * width]
-        return Link(parent, tokens, event.extras[position] if event.extras else b"")
-
-    def _trusts_tokens(self, event: BlockStored) -> bool:
-        """Whether tokens alone name the blocks of `event`.
-
-        Not if extras are left out by an engine that tells them elsewhere, or of an offload tier,
-        which never knows them: the block may be salted or hold an image. Its label still names it.
-        """
-        if event.extras is not None:
-            self._tells_extras = True
-            return True
-        if event.salt is not None:
-            # Salts are named by themselves; whatever has none is unsalted by that.
-            self._names_salts = True
-            return True
-        if event.medium != GPU:
-            return False
-        self._kept_silent = True
-        return not self._tells_extras
-
     def _start_of(self, event: BlockStored) -> BlockHash | None:
         if event.parent is None:
             return chain_root(self._layout, event.lora, event.salt)
@@ -392,8 +246,7 @@ class SourceLedger:
 
     def _extend(self, parent: BlockHash, link: Link) -> tuple[BlockHash, bytes]:
         """Name one engine block, which may be several units long, and tell its spot."""
-        extras = {0: link.extra} if link.extra else {}
-        names = extend_chain(parent, link.tokens, self._layout.block_size, extras)
+        names = name_linked(parent, link, self._layout.block_size)
         return names[-1], self._spots_of(parent, names, len(names))[0]
 
     def _store_labelled(self, label: EngineLabel, place: Place, link: Link | None) -> None:
@@ -524,9 +377,7 @@ class SourceLedger:
         return LedgerShape(
             groups=self._groups,
             places=tuple(self._held),
-            tells_extras=self._tells_extras,
-            names_salts=self._names_salts,
-            kept_silent=self._kept_silent,
+            evidence=replace(self._evidence),
         )
 
     def restore(
@@ -539,9 +390,7 @@ class SourceLedger:
         """
         self._groups = dict(shape.groups)
         self._held = {place: {} for place in shape.places}
-        self._tells_extras = shape.tells_extras
-        self._names_salts = shape.names_salts
-        self._kept_silent = shape.kept_silent
+        self._evidence = replace(shape.evidence)
         for label, record in records:
             if record.name in self._spots:
                 return False
@@ -557,37 +406,3 @@ class SourceLedger:
     def groups(self, bits: Mapping[Place, int]) -> list[AnnouncedGroup]:
         """Describe the groups for `kvmeta.match`, given the bit of every place."""
         return announced_groups(self._layout, self._groups, bits)
-
-
-def announced_groups(
-    layout: CacheLayout, shapes: Mapping[int | None, GroupShape], bits: Mapping[Place, int]
-) -> list[AnnouncedGroup]:
-    """Describe a source's groups for `kvmeta.match`, given the bit of every place.
-
-    Events without an index belong to the full-attention group: with exactly one indexed group of
-    that kind they are its own. With several nobody can say whose they are, so they count for none.
-    """
-    counted = layout.counted_media
-    present: dict[int | None, int] = dict.fromkeys(shapes, 0)
-    for (medium, index), bit in bits.items():
-        if medium in counted and index in present:
-            present[index] |= bit
-    kinds = {index: shape.kind or GroupKind.FULL_ATTENTION for index, shape in shapes.items()}
-    full = [
-        index
-        for index, kind in kinds.items()
-        if index is not None and kind is GroupKind.FULL_ATTENTION
-    ]
-    if full and None in present:
-        unindexed = present.pop(None)
-        if len(full) == 1:
-            present[full[0]] |= unindexed
-    return [
-        AnnouncedGroup(
-            kind=kinds[index],
-            present=bits_of,
-            window=shapes[index].window,
-            block_size=shapes[index].block_size,
-        )
-        for index, bits_of in present.items()
-    ]

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from kvmeta.events import BlockStored, EventBatch
-from kvmeta.ledger import Change, Forgotten, LedgerEvent, SourceLedger, split_at_clears
+from kvmeta.ledger import SourceLedger
+from kvmeta.ledger_records import Change, Forgotten, LedgerEvent, split_at_clears
 from kvmeta.match import MaskRuns, MatchPlan, longest_prefix, plan_match
 from kvmeta.types import (
     BlockHash,

@@ -41,7 +41,7 @@ _ANCHOR_BYTES = 8
 
 
 def survey(before: bytes | None, names: Sequence[BlockHash], units: int) -> list[bytes]:
-    """Return the spots of every `units`-th of `names` (`kvmeta.ledger.Surveyor`).
+    """Return the spots of every `units`-th of `names` (`kvmeta.naming.Surveyor`).
 
     A spot is the anchor and the position within its page, 8 bytes and one.
     """

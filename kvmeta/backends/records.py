@@ -13,7 +13,9 @@ from collections.abc import Iterable
 import msgspec
 
 from kvmeta.backends.pages import SPOT_BYTES
-from kvmeta.ledger import MAX_PLACES, GroupShape, LabelRecord, LedgerShape
+from kvmeta.groups import GroupShape
+from kvmeta.ledger_records import MAX_PLACES, LabelRecord, LedgerShape
+from kvmeta.naming import SaltEvidence
 from kvmeta.types import BlockHash, CacheLayout, GroupKind, SourceState
 
 _NAME_BYTES = 16
@@ -49,9 +51,9 @@ class StoredShape(msgspec.Struct, array_like=True, frozen=True):
                 for index, group in shape.groups.items()
             ),
             places=shape.places,
-            tells_extras=shape.tells_extras,
-            names_salts=shape.names_salts,
-            kept_silent=shape.kept_silent,
+            tells_extras=shape.evidence.tells_extras,
+            names_salts=shape.evidence.names_salts,
+            kept_silent=shape.evidence.kept_silent,
         )
 
     @property
@@ -63,9 +65,7 @@ class StoredShape(msgspec.Struct, array_like=True, frozen=True):
                 for group in self.groups
             },
             places=self.places,
-            tells_extras=self.tells_extras,
-            names_salts=self.names_salts,
-            kept_silent=self.kept_silent,
+            evidence=SaltEvidence(self.tells_extras, self.names_salts, self.kept_silent),
         )
 
 

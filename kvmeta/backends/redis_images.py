@@ -25,7 +25,8 @@ from kvmeta.backends.records import (
 from kvmeta.backends.redis_store import COMMIT, PAGES, SLOTS, Command, RedisStore, Reply
 from kvmeta.backends.redis_sweeper import page_commands
 from kvmeta.errors import StoreError
-from kvmeta.ledger import Change, SourceLedger
+from kvmeta.ledger import SourceLedger
+from kvmeta.ledger_records import Change
 from kvmeta.types import CacheLayout, EngineLabel, SourceId, SourceState
 from kvmeta.waiting import Place
 

@@ -23,7 +23,7 @@ from kvmeta.backends.pages import (
 )
 from kvmeta.backends.records import Seen, TableEntry, decode_entry, decode_seen
 from kvmeta.backends.redis_store import RedisStore
-from kvmeta.ledger import announced_groups
+from kvmeta.groups import announced_groups
 from kvmeta.match import MaskRuns, MatchPlan, longest_prefix, plan_match
 from kvmeta.types import (
     CacheBelief,

@@ -10,7 +10,7 @@ from kvmeta.backends.keys import Keys, parse_field
 from kvmeta.backends.records import SourceRecord, decode_record, unpack_label
 from kvmeta.backends.redis_store import RedisStore
 from kvmeta.errors import StoreError
-from kvmeta.ledger import LabelRecord
+from kvmeta.ledger_records import LabelRecord
 from kvmeta.types import EngineLabel, SourceId
 
 _LABELS_AT_ONCE = 1_000

@@ -27,7 +27,7 @@ from kvmeta.backends.pages import (
 from kvmeta.backends.records import decode_entry
 from kvmeta.backends.redis_store import PAGES_WHEN_FULL, Command, RedisStore, Script
 from kvmeta.errors import StoreError
-from kvmeta.ledger import Forgotten
+from kvmeta.ledger_records import Forgotten
 from kvmeta.types import BlockHash
 from kvmeta.waiting import Place
 

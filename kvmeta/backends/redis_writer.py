@@ -37,7 +37,8 @@ from kvmeta.backends.redis_store import RedisStore
 from kvmeta.backends.redis_sweeper import RedisSweeper
 from kvmeta.errors import StoreError
 from kvmeta.events import BlockStored, EventBatch
-from kvmeta.ledger import LedgerEvent, SourceLedger, split_at_clears
+from kvmeta.ledger import SourceLedger
+from kvmeta.ledger_records import LedgerEvent, split_at_clears
 from kvmeta.types import CacheLayout, SourceId, SourceState
 
 _LOG = logging.getLogger(__name__)
