@@ -245,6 +245,7 @@ async def test_a_byte_order_mark_is_left_out(plain: System) -> None:
         gzip.compress(BODY),
         BODY.decode().encode("utf-16"),
     ],
+    ids=["nul", "two", "nan", "octal", "surrogate", "deep", "gzip", "utf-16"],
 )
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_is_no_json_reaches_nobody(plain: System, sent: bytes) -> None:

@@ -60,7 +60,11 @@ async def test_members_that_follow_one_another_are_one_body() -> None:
         assert b"".join([p async for p in unpack(in_pieces(both, size))]) == b"onetwo"
 
 
-@pytest.mark.parametrize("packed", [b"plain", gzip.compress(b"x" * 99)[:-3], b"\x1f\x8b\x08"])
+@pytest.mark.parametrize(
+    "packed",
+    [b"plain", gzip.compress(b"x" * 99)[:-3], b"\x1f\x8b\x08"],
+    ids=["unpacked", "cut short", "a header's beginning"],
+)
 async def test_broken_bodies_are_told(packed: bytes) -> None:
     """Neither plain bytes nor half a body pass for a whole one."""
     with pytest.raises(ValueError, match="body"):
