@@ -8,13 +8,13 @@ from router.commands.admin_client import (
     DryRun,
     Json,
     KeyOption,
-    Target,
     UrlOption,
     call_admin,
     settle_target,
 )
-from router.commands.ctl_views import rows_of, show_preview, show_rows
-from router.commands.output import AsJson, print_json
+from router.commands.ctl_calls import change, show_answer
+from router.commands.ctl_views import rows_of, show_rows
+from router.commands.output import AsJson
 
 _BALANCE = ("model", "pd", "verdict", "binding", "balance_residual")
 _PROPOSAL = ("instance", "source", "target", "rate", "next_rate", "best_rate", "gain")
@@ -34,7 +34,7 @@ def conversion(
     """
     target = settle_target(context, url, key, as_json=as_json)
     if context.invoked_subcommand is None:
-        _show(target, call_admin(target, "GET", "conversion"))
+        show_answer(target, call_admin(target, "GET", "conversion"), _show_conversion)
 
 
 def conversion_abort(
@@ -50,18 +50,10 @@ def conversion_abort(
     Example: prfaas ctl conversion abort
     """
     target = settle_target(context, url, key, as_json=as_json)
-    query = {"dry_run": "true" if dry_run else None}
-    document = call_admin(target, "DELETE", "conversion", query=query)
-    if dry_run and not target.as_json:
-        show_preview(document)
-    else:
-        _show(target, document)
+    change(target, "DELETE", "conversion", view=_show_conversion, dry_run=dry_run)
 
 
-def _show(target: Target, document: Json) -> None:
-    if target.as_json:
-        print_json(document)
-        return
+def _show_conversion(document: Json) -> None:
     found = [each for each in rows_of(document, "balance") if isinstance(each, dict)]
     if found:
         verdicts = [

@@ -17,6 +17,7 @@ from router.commands.admin_client import (
     call_admin,
     settle_target,
 )
+from router.commands.ctl_calls import ModelOption, TenantOption
 from router.commands.ctl_views import show_decisions
 from router.commands.output import AsJson, Unusable, print_json, print_table
 from router.domain.decision import Reason, Regime, Route, Rule
@@ -36,8 +37,8 @@ def decisions(
     route: Annotated[Route | None, typer.Option(help="Only this route.")] = None,
     reason: Annotated[Reason | None, typer.Option(help="Only this reason.")] = None,
     blocked_by: Annotated[Reason | None, typer.Option(help="Only what this kept back.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    model: ModelOption = None,
+    tenant: TenantOption = None,
     since: Annotated[str | None, typer.Option(metavar="WHEN", help=_WHEN)] = None,
     until: Annotated[str | None, typer.Option(metavar="WHEN", help=_WHEN)] = None,
     cursor: Annotated[str | None, typer.Option(help="Go on after a page: its `next`.")] = None,

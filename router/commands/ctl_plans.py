@@ -10,17 +10,15 @@ from typing import Annotated
 import typer
 
 from router.commands.admin_client import Json, KeyOption, UrlOption, call_admin, settle_target
+from router.commands.ctl_calls import ModelOption, PdOption
 from router.commands.output import AsJson, Unusable, format_cell, print_json, print_table
-
-_MODEL = Annotated[str | None, typer.Option("--model", help="Only this model.")]
-_PD = Annotated[str | None, typer.Option("--pd", help="Only this PD cluster.")]
 
 
 def plan(
     context: typer.Context,
     *,
-    model: _MODEL = None,
-    pd: _PD = None,
+    model: ModelOption = None,
+    pd: PdOption = None,
     url: UrlOption = None,
     key: KeyOption = None,
     as_json: AsJson = False,
@@ -66,8 +64,8 @@ def plan_solve(
     threshold: Annotated[
         int | None, typer.Option(min=0, help="Hold this t instead of the one in force.")
     ] = None,
-    model: _MODEL = None,
-    pd: _PD = None,
+    model: ModelOption = None,
+    pd: PdOption = None,
     url: UrlOption = None,
     key: KeyOption = None,
     as_json: AsJson = False,
