@@ -20,6 +20,7 @@ from router.domain.topology import Cluster, ClusterKind, Instance, Role
 from router.service.admission import Admission, OwnSlots
 from router.service.fleet import Fleet
 from router.service.limits import MemoryLimits
+from router.service.reservations import OwnRoom
 from router.service.tenants import Tenant
 from router.service.visits import Visits
 
@@ -48,7 +49,7 @@ def make_visits(instances: int) -> Visits:
         rules=AdmissionRules(),
         timeout=60.0,
     )
-    return Visits(MemoryLimits(clock), admission, clock)
+    return Visits(MemoryLimits(clock), admission, clock, OwnRoom())
 
 
 def visiting(visits: Visits, tenant: Tenant) -> Callable[[], Awaitable[None]]:

@@ -27,6 +27,7 @@ from router.service.order_book import OrderBook
 from router.service.plans import RequestLedger, RequestPlanner
 from router.service.relay import Relay
 from router.service.relay_ports import RelaySettings
+from router.service.reservations import OwnRoom
 from router.service.routing import Routed, Routing, RoutingRules
 from router.service.snapshots import PolicyRules, SnapshotBuilder
 from router.service.state import StateReport
@@ -86,7 +87,7 @@ def build_surface(core: Core, routing: Routing, budget: BodyBudget) -> OpenAiSur
         routing=routing,
         make_relay=_build_relays(core, routing),
         tenants=core.tenants,
-        visits=Visits(core.limits, core.admission, core.clock),
+        visits=Visits(core.limits, core.admission, core.clock, core.bookings or OwnRoom()),
         catalog=core.catalog,
         stored=core.stored,
         budget=budget,

@@ -16,6 +16,7 @@ from router.adapters.ids import RandomIds
 from router.adapters.live_gauges import LiveState
 from router.adapters.metrics import PrometheusMetrics
 from router.adapters.siblings import Seat
+from router.adapters.store.bookings import RedisBookings
 from router.adapters.store.slots import LEASE_SECONDS, RedisShares
 from router.adapters.workers import Workers
 from router.compose.actuators import Controls, build_long_loop
@@ -55,6 +56,7 @@ from router.service.models import ModelCatalog
 from router.service.operator import Operator, ThresholdRules
 from router.service.places import PrefillPlaces
 from router.service.pools import PoolBook, PrefixPool
+from router.service.reservations import SharedRoom
 from router.service.slot_shares import SharedSlots
 from router.service.solved_book import SolvedBook
 from router.service.stored_responses import StoredResponses
@@ -109,6 +111,7 @@ class Core:
     slots: SharedSlots | None
     binding: LateBinding
     places: SharedSlots | None
+    bookings: SharedRoom | None
     log: DecisionLog
     engines: HttpEngineClient
     tokenizers: Tokenizers
@@ -219,6 +222,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
             is_on=lambda: operator.policy is Rule.SLACK,
         ),
         places=places,
+        bookings=_share_links(store, links),
         log=log,
         engines=engines,
         pools=PoolBook(fleet, build_pools(settings, engines, clock)),
@@ -352,6 +356,15 @@ def _share_places(store: Store, fleet: Fleet) -> SharedSlots | None:
     common = store.common
     shares = RedisShares(common.store, common.keys.places, common.owner)
     return SharedSlots(fleet, shares, me=common.owner, alone_after=LEASE_SECONDS)
+
+
+def _share_links(store: Store, links: LinkBoard) -> SharedRoom | None:
+    """Return how links' bytes are shared, where there are others to share them with."""
+    if store.common is None:
+        return None
+    common = store.common
+    bookings = RedisBookings(common.store, common.keys, common.owner)
+    return SharedRoom(bookings, links.limit, heard=links.hear_of_bookings)
 
 
 def _decode_slots(catalog: ModelCatalog) -> Mapping[str, int | None]:

@@ -220,6 +220,9 @@ class Gateway:
             if self.core.places is not None:
                 stack.push_async_callback(self.core.places.leave)
                 runs.append(partial(self.core.places.run, self.core.binding))
+            if self.core.bookings is not None:
+                stack.push_async_callback(self.core.bookings.leave)
+                runs.append(self.core.bookings.run)
             if self.peers is not None:
                 stack.push_async_callback(self.peers.leave)
                 runs.append(self.peers.run)

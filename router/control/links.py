@@ -174,6 +174,11 @@ def step_regime(
             return Regime.ABUNDANT if used < bounds.abundant_below else regime
 
 
+def whole_budget(state: LinkState, now: Seconds, budget: Seconds) -> Bytes:
+    """Return how many bytes all gateways together may book so that they cross within `budget`."""
+    return Bytes(int(usable_bandwidth(state, now) * budget))
+
+
 def free_budget(state: LinkState, now: Seconds, budget: Seconds) -> Bytes:
     """Return how many more bytes may be booked so that all booked ones cross within `budget`."""
     return _budget_left(state, usable_bandwidth(state, now), budget)

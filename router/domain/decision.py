@@ -9,6 +9,7 @@ decisions that are kept for operators cost its collections nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -309,6 +310,19 @@ class Decision(Struct, frozen=True, gc=False):
     def single_call(self) -> bool:
         """Whether one instance does everything in one call."""
         return self.prefill is None or self.prefill.instance == self.decode.instance
+
+    @property
+    def link_bytes(self) -> Mapping[str, Bytes]:
+        """The bytes that the request will move over each link that it uses."""
+        moved: dict[str, Bytes] = {}
+        if self.single_call:
+            return moved
+        if self.route is Route.PRFAAS and self.link is not None and self.kv_bytes:
+            moved[self.link.name] = self.kv_bytes
+        prefix = self.prefix_transfer
+        if prefix is not None and prefix.bytes:
+            moved[prefix.link] = Bytes(moved.get(prefix.link, 0) + prefix.bytes)
+        return moved
 
 
 class NoRoute(Struct, frozen=True, gc=False):

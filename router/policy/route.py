@@ -12,6 +12,7 @@ The order of the questions is the order of `Reason`; the first answer wins. Afte
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import assert_never
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ from router.domain.decision import (
     ClusterView,
     Decision,
     InstanceView,
+    LinkView,
     NoRoute,
     PairView,
     Placement,
@@ -34,7 +36,7 @@ from router.domain.decision import (
     ThresholdMode,
 )
 from router.domain.topology import Role
-from router.domain.units import Bytes, Tokens
+from router.domain.units import NO_BYTES, Bytes, Tokens
 from router.policy.completion import correct_side
 from router.policy.gates import first_block, link_carries
 from router.policy.kv_sizes import size_handoff, size_prefix
@@ -182,6 +184,25 @@ def without(snapshot: Snapshot, excluded: frozenset[str]) -> Snapshot:
         for cluster in snapshot.clusters
     )
     return replace(snapshot, clusters=clusters)
+
+
+def fill_links(snapshot: Snapshot, full: Collection[str]) -> Snapshot:
+    """Return the snapshot with no byte free on the links that are `full`."""
+    if not full:
+        return snapshot
+    pairs = tuple(
+        replace(
+            pair,
+            link=_fill(pair.link, full),
+            back_link=pair.back_link and _fill(pair.back_link, full),
+        )
+        for pair in snapshot.pairs
+    )
+    return replace(snapshot, pairs=pairs)
+
+
+def _fill(link: LinkView, full: Collection[str]) -> LinkView:
+    return replace(link, free=NO_BYTES) if link.name in full else link
 
 
 def usable_tokens(belief: CacheBelief, total: Tokens) -> Tokens:

@@ -22,6 +22,7 @@ from router.control.links import (
     report,
     usable_bandwidth,
     view_link,
+    whole_budget,
 )
 from router.domain.decision import LinkView
 from router.domain.errors import NotFound
@@ -30,6 +31,7 @@ from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds, to_gbp
 from router.ports import Clock
 from router.service.crossings import Crossing, CrossingBook, HomeHandoff
 from router.service.orders import LinkOrder
+from router.service.reservations import Reserved
 
 _LOG = logging.getLogger(__name__)
 
@@ -111,6 +113,13 @@ class LinkBoard:
             self._views[name] = (state, seen)
         return seen
 
+    def limit(self, name: str) -> Bytes:
+        """Return how many bytes all gateways may book of a link now; none of one that is gone."""
+        state = self._states.get(name)
+        if state is None:
+            return NO_BYTES
+        return whole_budget(state, self._clock.monotonic(), self._budget)
+
     @property
     def reported(self) -> Mapping[str, Telemetry]:
         """The latest telemetry that was reported here, and not to another gateway, by link."""
@@ -127,13 +136,17 @@ class LinkBoard:
         self, booked: Mapping[str, Bytes], telemetry: Iterable[tuple[str, Telemetry]]
     ) -> None:
         """Count what other gateways have booked, and believe what was reported to them."""
-        for name, state in self._states.items():
-            told = booked.get(name, NO_BYTES)
-            if told != state.peers_booked:
-                self._states[name] = replace(state, peers_booked=told)
+        self.hear_of_bookings({name: booked.get(name, NO_BYTES) for name in self._states})
         for name, told_of in telemetry:
             if name in self._states:
                 self._learn(name, told_of)
+
+    def hear_of_bookings(self, booked: Mapping[str, Bytes]) -> None:
+        """Count what other gateways have booked of some links."""
+        for name, told in booked.items():
+            state = self._states.get(name)
+            if state is not None and told != state.peers_booked:
+                self._states[name] = replace(state, peers_booked=told)
 
     def _learn(self, name: str, telemetry: Telemetry) -> LinkState:
         last = self.state(name).telemetry
@@ -170,9 +183,15 @@ class LinkBoard:
             self.set_mode(order.mode, name)
 
     def book(
-        self, name: str, size: Bytes, *, begins_in: Seconds = 0.0, timed: bool | None = None
+        self,
+        name: str,
+        size: Bytes,
+        *,
+        begins_in: Seconds = 0.0,
+        timed: bool | None = None,
+        reserved: Reserved | None = None,
     ) -> LinkBooking:
-        """Reserve `size` bytes until the booking is released.
+        """Reserve `size` bytes until the booking is released, and what was `reserved` with it.
 
         A link that was removed since it was chosen carries what is under way, and is not counted.
         With `timed` it is a hand-off's, whose prefill should begin in `begins_in` seconds: true
@@ -183,7 +202,7 @@ class LinkBoard:
         crossing = None
         if timed is not None:
             crossing = self.crossings.book(name, size, begins_in, timed=timed)
-        return LinkBooking(self, name, size, crossing)
+        return LinkBooking(self, name, size, crossing, reserved)
 
     def hand_over_at_home(self, cluster: str, *, timed: bool) -> HomeHandoff:
         """Watch a hand-off that crosses no link: it tells how long decode instances need."""
@@ -267,12 +286,18 @@ class LinkBooking:
     """Bytes booked on one link, until released; and their crossing, where it is followed."""
 
     def __init__(
-        self, board: LinkBoard, link: str, size: Bytes, crossing: Crossing | None = None
+        self,
+        board: LinkBoard,
+        link: str,
+        size: Bytes,
+        crossing: Crossing | None = None,
+        reserved: Reserved | None = None,
     ) -> None:
         self._board = board
         self._link = link
         self._size = size
         self._crossing = crossing
+        self._reserved = reserved
         self._held = True
 
     def depart(self) -> None:
@@ -291,4 +316,6 @@ class LinkBooking:
             self._held = False
             if self._crossing is not None:
                 self._crossing.drop()
+            if self._reserved is not None:
+                self._reserved.release()
             self._board.release(self._link, self._size)

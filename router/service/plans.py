@@ -107,7 +107,7 @@ class RequestLedger:
 
     def book(self, link: str, size: Bytes) -> Booking:
         """Reserve bytes on a link until the booking is released."""
-        return self._links.book(link, size)
+        return self._links.book(link, size, reserved=self._routed.visit.claim(link, size))
 
     def hand_over(self, decision: Decision, *, streams: bool) -> Booking:
         """Reserve a hand-off's bytes on the link that it crosses, if any, and follow it."""
@@ -116,7 +116,13 @@ class RequestLedger:
             timed = streams and decision.route is Route.LOCAL
             return self._links.hand_over_at_home(decision.decode.cluster, timed=timed)
         ahead = self._fleet.seconds_ahead(prefill.instance)
-        return self._links.book(link.name, size, begins_in=ahead, timed=streams)
+        return self._links.book(
+            link.name,
+            size,
+            begins_in=ahead,
+            timed=streams,
+            reserved=self._routed.visit.claim(link.name, size),
+        )
 
     def succeeded(self, instance: str) -> None:
         """Note a finished call."""

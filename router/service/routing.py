@@ -26,7 +26,7 @@ from router.domain.decision import (
 from router.domain.errors import NobodyAlive
 from router.domain.units import Seconds, Tokens
 from router.policy.berths import Berths, find_berths
-from router.policy.route import decide, decide_bound, decide_local, without
+from router.policy.route import decide, decide_bound, decide_local, fill_links, without
 from router.ports import Clock
 from router.service.bodies import BodyKind, ClientBody
 from router.service.budgets import within
@@ -213,22 +213,49 @@ class Routing:
                 return considered
 
     async def _look_and_decide(self, ask: Ask, count: _Count, visit: Visit) -> _Considered | None:
+        """Look up and decide; what then crosses a link has room there when this returns.
+
+        Whoever is refused the room is decided again: a prompt that waited for an instance waits on,
+        any other goes by the rule as if these links were full. An override is obeyed all the same.
+        """
         request = _view_request(ask, count.counted)
         sight = await self._believe_in_time(ask, count)
-        before = visit.waited
-        place = await self._wait_for_instance(ask, request, sight, visit)
+        full: frozenset[str] = frozenset()
+        while True:
+            before = visit.waited
+            place = await self._wait_for_instance(ask, request, sight, visit)
+            if visit.waited - before > _SIGHT_AGES:
+                sight = await self._look_again(ask, sight)
+            considered = self._decide_admitted(ask, request, sight, visit, place, full)
+            if considered is None:
+                visit.unbind()
+                return None
+            moved = considered.decision.link_bytes
+            if moved.keys() <= full or await visit.reserve(moved):
+                return considered
+            visit.unbind()
+            if place is None:
+                full |= moved.keys()
+
+    def _decide_admitted(
+        self,
+        ask: Ask,
+        request: RequestView,
+        sight: Sight,
+        visit: Visit,
+        place: Place | None,
+        full: frozenset[str],
+    ) -> _Considered | None:
+        """Decide with a decode slot in hand, and move it; None where nobody is left to decode."""
         if place is not None:
             request = replace(request, home=place.home)
-        if visit.waited - before > _SIGHT_AGES:
-            sight = await self._look_again(ask, sight)
-        snapshot = self._build(ask, request, sight.beliefs)
+        snapshot = fill_links(self._build(ask, request, sight.beliefs), full)
         roomy = without(snapshot, visit.full(ask.named.model.name))
         if place is None:
             decision = _decide(roomy, late=sight.late)
         else:
             decision = decide_bound(roomy, place.instance)
         if isinstance(decision, NoRoute):
-            visit.unbind()
             return None
         if place is not None and not _is_at(decision, place):
             visit.unbind()
@@ -332,13 +359,19 @@ class Routing:
     ) -> Decision | NoRoute:
         visit, ask = routed.visit, routed.ask
         visit.unbind()
+        full: frozenset[str] = frozenset()
         while True:
             routed.sight = await self._look_again(ask, routed.sight)
-            alive = without(self._build(ask, routed.request, routed.sight.beliefs), excluded)
+            now = fill_links(self._build(ask, routed.request, routed.sight.beliefs), full)
+            alive = without(now, excluded)
             roomy = without(alive, visit.full(ask.named.model.name))
             decision = _redecide(roomy, reason)
             if isinstance(decision, Decision):
                 visit.settle(decision.decode.instance)
+                moved = decision.link_bytes
+                if not (moved.keys() <= full or await visit.reserve(moved)):
+                    full |= moved.keys()
+                    continue
                 routed.record = self._log.amend(routed.record, decision)
                 return decision
             if isinstance(_redecide(alive, reason), NoRoute):

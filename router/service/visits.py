@@ -10,27 +10,32 @@ Whatever happens in the block, everything is given back at its end, once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
 from router.control.admission import Lane
 from router.control.limits import Standing, TenantLimits
-from router.domain.units import Seconds, Tokens
+from router.domain.units import Bytes, Seconds, Tokens
 from router.ports import Clock
 from router.service.admission import Admission, Slot
 from router.service.late_binding import LateBinding, Look
 from router.service.limits import LimitLedger, Verdict, refuse
 from router.service.places import Place
+from router.service.reservations import LinkRoom, Reserved
 from router.service.tenants import Tenant
 
 
 class Visits:
     """Opens visits."""
 
-    def __init__(self, limits: LimitLedger, admission: Admission, clock: Clock) -> None:
+    def __init__(
+        self, limits: LimitLedger, admission: Admission, clock: Clock, room: LinkRoom
+    ) -> None:
         self.limits = limits
         self.admission = admission
         self.clock = clock
+        self.room = room
 
     def open(self, tenant: Tenant, *, limited: bool = True) -> Visit:
         """Return the visit of one request, which holds nothing yet.
@@ -47,9 +52,11 @@ class Visit:
         self._limits = limits
         self._ledger = visits.limits
         self._admission = visits.admission
+        self._room = visits.room
         self._clock = visits.clock
         self._slot: Slot | None = None
         self._place: Place | None = None
+        self._reserved: dict[str, Reserved] = {}
         self._since = visits.clock.monotonic()
         self._entered = False
         self._hold: str | None = None
@@ -121,11 +128,29 @@ class Visit:
             self._waited += self._clock.monotonic() - began
         return self._place
 
+    async def reserve(self, wanted: Mapping[str, Bytes]) -> bool:
+        """Reserve links' bytes, all of them or (False) none, until `claim` or `unbind`."""
+        reserved = await self._room.reserve(wanted) if wanted else ()
+        if reserved is None:
+            return False
+        for each in reserved:
+            self._reserved[each.link] = each
+        return True
+
+    def claim(self, link: str, size: Bytes) -> Reserved:
+        """Return what was reserved on a link, or take it now: its booking holds it from here on."""
+        return self._reserved.pop(link, None) or self._room.take(link, size)
+
     def unbind(self) -> None:
-        """Give the instance's time back: its prefill counts by itself now. Idempotent."""
+        """Give back the instance's time, and bytes that nobody claimed. Idempotent.
+
+        A prefill that has begun counts by itself.
+        """
         if self._place is not None:
             place, self._place = self._place, None
             place.release()
+        while self._reserved:
+            self._reserved.popitem()[1].release()
 
     def full(self, model: str) -> frozenset[str]:
         """Return the instances that have no slot for this request: its own is none of them.

@@ -13,6 +13,7 @@ from router.domain.decision import (
     KvSizing,
     NoRoute,
     OverrideView,
+    PrefixTransfer,
     Reason,
     Regime,
     Route,
@@ -24,7 +25,7 @@ from router.domain.decision import (
 )
 from router.domain.topology import ClusterKind, Role
 from router.domain.units import Bytes, from_gbps
-from router.policy.route import decide, decide_bound, decide_local, without
+from router.policy.route import decide, decide_bound, decide_local, fill_links, without
 from tests.fakes.snapshots import HOME, WEST, a_link, a_pair, a_snapshot, an_instance, held
 
 
@@ -489,3 +490,26 @@ def test_who_cannot_be_bound_to_leaves_it_to_the_rule() -> None:
     """A name that is not ready is as if nothing had been bound."""
     snapshot = a_snapshot(30_000)
     assert decide_bound(snapshot, "pf-9") == decide(snapshot)
+
+
+def test_a_full_link_takes_nothing_but_what_an_operator_orders() -> None:
+    """No byte is free on it: the prompt stays, unless it is overridden."""
+    snapshot = a_snapshot(30_000)
+    assert fill_links(snapshot, frozenset()) is snapshot
+    assert decided(fill_links(snapshot, {"another"})).route is Route.PRFAAS
+    full = fill_links(snapshot, {"west-east"})
+    assert decided(full).reason is Reason.LINK_CONGESTED
+    assert not decided(full).link_bytes
+    ordered = replace(full, override=OverrideView(Route.PRFAAS))
+    assert decided(ordered).route is Route.PRFAAS
+
+
+def test_a_decision_tells_the_bytes_that_it_moves_over_links() -> None:
+    """A hand-off's over its link, a shipped prefix's over the link in its direction."""
+    decision = decided(a_snapshot(30_000))
+    assert decision.link_bytes == {"west-east": decision.kv_bytes}
+    assert not decided(a_snapshot(1_000)).link_bytes
+    shipped = replace(
+        decision, prefix_transfer=PrefixTransfer(HOME, WEST, 100, "east-west", Bytes(7))
+    )
+    assert shipped.link_bytes == {"west-east": decision.kv_bytes, "east-west": 7}

@@ -69,6 +69,11 @@ class StoreKeys:
         """Hash: process -> its claims on instances' places for a prefill, as JSON."""
         return self._of("{fleet}:places")
 
+    @property
+    def bookings(self) -> str:
+        """Hash: process -> bytes that it holds of links, as JSON."""
+        return self._of("{fleet}:bookings")
+
     # -- one a stored response
 
     def response(self, tenant: str, response_id: str) -> str:
