@@ -7,7 +7,6 @@ what is in it may have to be rewritten. How the network cuts the stream changes 
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import msgspec
@@ -32,8 +31,8 @@ _LAST_EVENTS: Final = frozenset(
 """Names of the events that end a stream without `[DONE]` (Messages, Responses)."""
 
 
-_PLAIN_EVENTS: Final = re.compile(rb'(?:data: \{(?!"error")[^\r\n]*\}\n\n)+')
-"""Events of one line each with an object that is whole, as nearly all of a stream are."""
+_PLAIN_START: Final = b"data: {"
+_PLAIN_END: Final = b"}\n\n"
 
 
 class EventStream:
@@ -52,26 +51,31 @@ class EventStream:
         self._passed_cr = False
         self._overlong = False
         self._open = False
+        self._between = True
         self.ended = False
         self.content_events = 0
         self.usage: Usage | None = None
 
     def feed(self, chunk: bytes) -> bytes:
         """Take what came; return what can be passed on now."""
-        if not (self._open or self._held or self._event or self._after_cr or self._overlong):
-            plain = _PLAIN_EVENTS.match(chunk)
-            end = 0 if plain is None else plain.end()
-            if end and not self._rewriter.concerns(chunk[:end]):
-                self.content_events += chunk.count(_CONTENT, 0, end)
-                self._passed_cr = False
-                return chunk if end == len(chunk) else chunk[:end] + self._feed_any(chunk[end:])
-        return self._feed_any(chunk)
+        if not self._between:
+            return self._feed_any(chunk)
+        end = chunk.rfind(_PLAIN_END) + len(_PLAIN_END)
+        events = chunk if end == len(chunk) else chunk[:end]
+        if not _are_plain(events) or self._rewriter.concerns(events):
+            return self._feed_any(chunk)
+        self.content_events += events.count(_CONTENT)
+        self._passed_cr = False
+        return chunk if events is chunk else events + self._feed_any(chunk[end:])
 
     def _feed_any(self, chunk: bytes) -> bytes:
         """Take what has to be looked at line by line."""
         ready = b"".join(self._take(chunk))
         if ready:
             self._passed_cr = ready.endswith(b"\r")
+        self._between = not (
+            self._open or self._held or self._event or self._after_cr or self._overlong
+        )
         return ready
 
     def finish(self) -> bytes:
@@ -201,3 +205,17 @@ class EventStream:
     def _note_name(self, name: bytes) -> None:
         if name == b"error" or name in _LAST_EVENTS:
             self.ended = True
+
+
+def _are_plain(events: bytes) -> bool:
+    """Whether each event is one line with an object that is whole, as nearly all of a stream are.
+
+    Told by counting, which takes no look at each byte: all line ends are of pairs that stand where
+    one such event ends and the next begins, or at the end. `events` ends as one or begins as none.
+    """
+    return (
+        events.startswith(_PLAIN_START)
+        and events.count(b"\n") == 2 * events.count(_PLAIN_END + _PLAIN_START) + 2
+        and events.find(b"\r") < 0
+        and events.find(_PLAIN_START + b'"error"') < 0
+    )
