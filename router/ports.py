@@ -173,12 +173,13 @@ class EngineResponse(Protocol):
         ...
 
     async def pour(
-        self, take: Callable[[bytes], bool], drain: Callable[[], Awaitable[None]]
+        self, take: Callable[[bytes, bytes | None], bool], drain: Callable[[], Awaitable[None]]
     ) -> None:
         """Give `take` the rest of the body as it arrives, in the turn in which it does.
 
-        Where it answers False no more is given until `drain` has returned, and the engine is held
-        back. `take` must not raise. Raises as `chunks`.
+        It gets a piece of the body, and the whole chunks of HTTP's chunked coding in which that
+        came, None where that is not at hand. Where it answers False no more is given until `drain`
+        has returned, and the engine is held back. `take` must not raise. Raises as `chunks`.
         """
         ...
 

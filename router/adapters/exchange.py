@@ -31,16 +31,16 @@ class Exchange:
         "_idle_timeout",
         "_instance",
         "_is_full",
-        "_limit",
         "_loop",
         "_pieces",
         "_resume",
         "_silence",
-        "_sink",
         "_waiter",
         "begun",
         "complete",
         "headers",
+        "limit",
+        "sink",
         "status",
     )
 
@@ -52,7 +52,10 @@ class Exchange:
         resume: Callable[[], None],
         silence: Alarm,
     ) -> None:
-        """`silence` is the connection's; while the caller waits it goes off by `expire`."""
+        """`silence` is the connection's; while the caller waits it goes off by `expire`.
+
+        `sink` takes what comes at once, where somebody does; `limit` is how long the caller waits.
+        """
         self.status = 0
         self.complete = False
         self.begun = False
@@ -62,13 +65,13 @@ class Exchange:
         self._cut = cut
         self._resume = resume
         self._silence = silence
-        self._limit: Seconds = 0.0
+        self.limit: Seconds = 0.0
         self.headers: Headers = ()  # hop-by-hop ones removed, names in lower case
         self._pieces: deque[bytes] = deque()
         self._buffered = 0
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._sink: Callable[[bytes], bool] | None = None
+        self.sink: Callable[[bytes, bytes | None], bool] | None = None
         self._is_full = False
         self._ended = False
 
@@ -104,24 +107,24 @@ class Exchange:
         return b"".join([piece async for piece in self])
 
     async def pour(
-        self, take: Callable[[bytes], bool], drain: Callable[[], Awaitable[None]]
+        self, take: Callable[[bytes, bytes | None], bool], drain: Callable[[], Awaitable[None]]
     ) -> None:
         """Give `take` the rest of the body as it arrives (see `router.ports.EngineResponse`)."""
         try:
             while self._pieces or not self.complete:
                 if self._pieces:
-                    self._is_full = not take(self._take())
+                    self._is_full = not take(self._take(), None)
                 if self._is_full:
                     await drain()
                     self._is_full = False
                 elif not self.complete:
-                    self._sink = take
+                    self.sink = take
                     await self._wait(self._idle_timeout)
         except BaseException:
             self.cut()
             raise
         finally:
-            self._sink = None
+            self.sink = None
 
     async def aclose(self) -> None:
         """Cut the connection when the body was not received to its end. Idempotent."""
@@ -142,7 +145,7 @@ class Exchange:
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
-        self._limit = limit
+        self.limit = limit
         if limit:
             self._silence.set(limit)
         try:
@@ -154,12 +157,12 @@ class Exchange:
 
     def expire(self) -> None:
         """Give up waiting, after all the time that there was."""
-        message = f"the engine sent nothing for {self._limit:g} s"
+        message = f"the engine sent nothing for {self.limit:g} s"
         self.fail(UpstreamTimeout(message, instance=self._instance, processed=True))
 
     def expire_after(self, limit: Seconds) -> None:
         """Give up waiting after `limit` seconds, which somebody else has measured."""
-        self._limit = limit
+        self.limit = limit
         self.expire()
 
     def _take(self) -> bytes:
@@ -184,20 +187,19 @@ class Exchange:
         self.begun = True
         self._pieces.append(piece)
         self._buffered += len(piece)
-        if self._waiter is not None and self._sink is None:
+        if self._waiter is not None and self.sink is None:
             self._wake()
         return self._buffered > HIGH_WATER_BYTES
 
     def flush(self) -> None:
         """Hand over what came in this turn where somebody takes it at once."""
-        sink = self._sink
-        if sink is None or not self._pieces:
-            return
-        if not sink(self._take()):
-            self._is_full, self._sink = True, None
-            self._wake()
-        elif self._limit and not self.complete:
-            self._silence.set(self._limit)
+        if self.sink is not None and self._pieces and not self.sink(self._take(), None):
+            self.stop()
+
+    def stop(self) -> None:
+        """Give nothing more at once: whoever takes it is full."""
+        self._is_full, self.sink = True, None
+        self._wake()
 
     def finish(self) -> None:
         """The body has ended as HTTP allows."""

@@ -1,7 +1,8 @@
 """One HTTP/1.1 connection to an engine: bytes in, one response at a time out.
 
 `Connection` is an `asyncio.Protocol` fed by the event loop; llhttp (httptools) parses; what comes
-goes into an `Exchange`.
+goes into an `Exchange`. Where somebody takes a body as it comes, whole chunks between other ones go
+past the parser, which misses nothing by it.
 
 Where a body may end is decided here and nowhere else: at Content-Length, at the last chunk, or,
 with neither, at the end of the connection. Any other end is `UpstreamBroken`.
@@ -23,6 +24,7 @@ from typing import Final, cast
 import httptools
 
 from router.adapters.alarms import Alarm
+from router.adapters.chunks import read_chunks
 from router.adapters.exchange import Exchange
 from router.adapters.http_fields import read_head
 from router.domain.errors import UpstreamBroken, UpstreamError, UpstreamLost, UpstreamUnreachable
@@ -72,6 +74,7 @@ class Connection(asyncio.Protocol):
         self._head_only = False
         self._headers: list[tuple[bytes, bytes]] = []
         self._until_eof = False
+        self._after_chunk = self._at_chunk = False
         self._barren = 0
         self._surplus = False
         self._uploading = False
@@ -208,9 +211,20 @@ class Connection(asyncio.Protocol):
         return True
 
     def _expire(self) -> None:
-        """Nothing came for as long as the caller of the call under way would wait."""
-        if self._exchange is not None:
-            self._exchange.expire()
+        """Nothing came for as long as the caller of the call under way would wait.
+
+        Unless somebody takes it without waiting anew: then the time since the last byte counts.
+        """
+        exchange = self._exchange
+        if exchange is None:
+            return
+        left = 0.0
+        if exchange.sink is not None and self.heard_at is not None:
+            left = self.heard_at + exchange.limit - self._loop.time()
+        if left > 0:
+            self._silence.set(left)
+        else:
+            exchange.expire()
 
     def _judge_doubt(self) -> None:
         """Give up a connection of which no byte of the request was acknowledged in time.
@@ -265,11 +279,17 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse what came."""
         self.heard_at = self._loop.time()
+        exchange = self._exchange
+        if self._at_chunk and exchange is not None and (take := exchange.sink) is not None:
+            piece = read_chunks(data)
+            if piece is not None:
+                if not take(piece, data):
+                    exchange.stop()
+                return
         if not self._expects_bytes():
             self.cut()  # it speaks unasked: whatever this is, it answers no request of ours
             return
         self._barren += len(data)
-        exchange = self._exchange
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -278,6 +298,8 @@ class Connection(asyncio.Protocol):
         else:
             if self._barren > MAX_HEAD_BYTES:
                 self._break("the response head or trailer is too large")
+        # Behind a chunk, a line end that belongs to no other can only be its own.
+        self._at_chunk = self._after_chunk and data.endswith(b"\n")
         if exchange is not None:
             exchange.flush()
         if self._phase is _Phase.IDLE:
@@ -338,8 +360,17 @@ class Connection(asyncio.Protocol):
         if exchange.receive(body) and self._transport is not None:
             self._transport.pause_reading()
 
+    def on_chunk_header(self) -> None:
+        """A chunk has begun."""
+        self._after_chunk = False
+
+    def on_chunk_complete(self) -> None:
+        """A chunk has ended."""
+        self._after_chunk = True
+
     def on_message_complete(self) -> None:
         """A message has ended; informational ones do not count."""
+        self._after_chunk = False
         if self._phase is _Phase.BODY:
             self._complete(reusable=self._parser.should_keep_alive())
 

@@ -58,6 +58,7 @@ class Cycle:
     """
 
     __slots__ = (
+        "_chunked",
         "_flow",
         "_has_news",
         "_head",
@@ -105,6 +106,7 @@ class Cycle:
         self._head = b""
         self._is_head = scope["method"] == "HEAD"
         self._left: int | None = None
+        self._chunked = False  # whether chunks may be sent now
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = expects_continue
         self.disconnected = False
@@ -133,6 +135,7 @@ class Cycle:
         """The client has left."""
         if not self.response_complete:
             self.disconnected = True
+            self._chunked = False
             if self._on_departure is not None:
                 self._on_departure()
         self.tell()
@@ -221,8 +224,14 @@ class Cycle:
         else:
             raise RuntimeError(f"{kind} amid a response")
 
-    def write(self, piece: bytes) -> bool:
-        """Send a piece of a body that has begun and goes on, as `send` would, at once."""
+    def write(self, piece: bytes, chunks: bytes | None = None) -> bool:
+        """Send a piece of a body that has begun and goes on, as `send` would, at once.
+
+        `chunks` is the piece in the chunks in which it came: they are sent as they are.
+        """
+        if chunks is not None and self._chunked:
+            self._transport.write(chunks)
+            return not self._flow.write_paused
         if self.disconnected:
             if self._on_departure is not None:
                 self._on_departure()  # as in `send`
@@ -255,6 +264,7 @@ class Cycle:
         if self._is_head or status in (204, 304):
             self._left = 0
         elif self._left is None:
+            self._chunked = True
             lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         if self._left:
@@ -281,6 +291,7 @@ class Cycle:
                 self._head = b""
         if not more:
             self.response_complete = True
+            self._chunked = False
             self.tell()
             if not self.keep_alive:
                 self._transport.close()

@@ -464,9 +464,9 @@ class _Spotting:
         self._spotter = spotter
         self.drain = outlet.drain
 
-    def write(self, piece: bytes) -> bool:
+    def write(self, piece: bytes, chunks: bytes | None = None) -> bool:
         self._spotter.feed(piece)
-        return self._outlet.write(piece)
+        return self._outlet.write(piece, chunks)
 
 
 def routing_headers(decision: Decision, total: Tokens) -> list[tuple[bytes, bytes]]:

@@ -35,8 +35,11 @@ class AnswerWatch(Protocol):
 class Outlet(Protocol):
     """Where the pieces of a body go at once."""
 
-    def write(self, piece: bytes) -> bool:
-        """Send a piece; False where no more should come until `drain` has returned."""
+    def write(self, piece: bytes, chunks: bytes | None = None) -> bool:
+        """Send a piece; False where no more should come until `drain` has returned.
+
+        `chunks` is the same piece in HTTP's chunked coding, for a body that is sent in it.
+        """
         ...
 
     async def drain(self) -> None:
@@ -196,8 +199,10 @@ class AnswerStream:
         """Write all of it into an outlet. Raises as `chunks`."""
         flow = self._flow
 
-        def take(chunk: bytes) -> bool:
-            ready = flow.take(chunk)
+        def take(piece: bytes, chunks: bytes | None = None) -> bool:
+            ready = flow.take(piece)
+            if ready is piece:
+                return outlet.write(piece, chunks)
             return outlet.write(ready) if ready else True
 
         try:

@@ -430,7 +430,7 @@ class EngineClientSuite:
             response = await client.send(a_request(engine.url))
             got: list[bytes] = []
 
-            def take(piece: bytes) -> bool:
+            def take(piece: bytes, _chunks: bytes | None) -> bool:
                 got.append(piece)
                 engine_goes_on.set()
                 return True
@@ -447,7 +447,7 @@ class EngineClientSuite:
             response = await client.send(a_request(engine.url))
             got, refusing = 0, True
 
-            def take(piece: bytes) -> bool:
+            def take(piece: bytes, _chunks: bytes | None) -> bool:
                 nonlocal got
                 got += len(piece)
                 return not refusing
@@ -469,7 +469,7 @@ class EngineClientSuite:
         for end, error in ((Reset(), UpstreamBroken), (Hold(), UpstreamTimeout)):
             got: list[bytes] = []
 
-            def take(piece: bytes, got: list[bytes] = got) -> bool:
+            def take(piece: bytes, _chunks: bytes | None, got: list[bytes] = got) -> bool:
                 got.append(piece)
                 return True
 
@@ -480,7 +480,7 @@ class EngineClientSuite:
                 assert b"".join(got) == b"abc"
         async with ScriptedEngine(stream(b"abc", end=[Hold()])) as engine:
             response = await client.send(a_request(engine.url))
-            pouring = asyncio.create_task(response.pour(lambda _: True, _never))
+            pouring = asyncio.create_task(response.pour(lambda *_: True, _never))
             await asyncio.sleep(0.05)
             pouring.cancel()
             await engine.peer_closed(engine.requests[0], within=5.0)

@@ -17,6 +17,7 @@ from router.gateway.client_limits import ClientLimits
 from router.gateway.clients import ClientEdge
 from router.gateway.requests import (
     DEPARTURES,
+    OUTLET,
     BodyBudget,
     Message,
     Receive,
@@ -115,6 +116,27 @@ async def test_a_body_without_length_is_sent_in_chunks() -> None:
         top = await reader.readuntil(b"\r\n\r\n")
         assert b"transfer-encoding: chunked" in top
         assert await reader.readuntil(b"0\r\n\r\n") == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("length", [None, 5])
+async def test_chunks_are_sent_as_they_came_where_the_body_is_in_chunks(length: int | None) -> None:
+    """An outlet's pieces go in the chunks that are given with them; a told length needs none."""
+
+    async def answer(scope: Scope, _receive: Receive, send: Send) -> None:
+        outlet = scope["extensions"][OUTLET]
+        await send(head(length))
+        assert outlet.write(b"one", b"1\r\no\r\n02\r\nne\r\n")
+        assert outlet.write(b"tw")
+        await send(part())
+
+    async with serving(answer) as (reader, writer, _):
+        writer.write(request("/"))
+        if length is not None:
+            assert (await read_response(reader))[1] == b"onetw"
+            return
+        await reader.readuntil(b"\r\n\r\n")
+        sent = await reader.readuntil(b"0\r\n\r\n")
+        assert sent == b"1\r\no\r\n02\r\nne\r\n2\r\ntw\r\n0\r\n\r\n"
 
 
 async def test_a_head_request_gets_no_body() -> None:

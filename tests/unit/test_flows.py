@@ -42,10 +42,10 @@ class Script:
         return b"".join([chunk async for chunk in self.chunks()])
 
     async def pour(
-        self, take: Callable[[bytes], bool], drain: Callable[[], Awaitable[None]]
+        self, take: Callable[[bytes, bytes | None], bool], drain: Callable[[], Awaitable[None]]
     ) -> None:
         async for chunk in self.chunks():
-            if not take(chunk):
+            if not take(chunk, None):
                 await drain()
 
     async def aclose(self) -> None:
@@ -75,7 +75,7 @@ class Sink:
         self.got = b""
         self.drained = 0
 
-    def write(self, piece: bytes) -> bool:
+    def write(self, piece: bytes, _chunks: bytes | None = None) -> bool:
         self.got += piece
         return False
 
@@ -133,3 +133,34 @@ async def _outcome(work: Awaitable[None]) -> UpstreamError | None:
     except UpstreamError as error:
         return error
     return None
+
+
+async def test_only_what_passes_unchanged_keeps_its_chunks() -> None:
+    """The chunks in which a piece came are offered with it, unless the piece has changed."""
+    secret = b'data: {"kv_transfer_params":{"host":"p0"}}\n\n'
+    told: list[tuple[bytes, bytes | None]] = []
+
+    class Chunked(Script):
+        async def pour(
+            self,
+            take: Callable[[bytes, bytes | None], bool],
+            drain: Callable[[], Awaitable[None]],
+        ) -> None:
+            for piece in (_WORD, secret, _WORD[:9], _WORD[9:]):
+                if not take(piece, b"chunks of " + piece):
+                    await drain()
+
+    class Noting(Sink):
+        def write(self, piece: bytes, chunks: bytes | None = None) -> bool:
+            told.append((piece, chunks))
+            return True
+
+    script = Chunked()
+    stream = AnswerStream(_events(Watch()), script.chunks(), plain=script)
+    await stream.pour(Noting())
+    hidden = b'data: {"kv_transfer_params":null}\n\n'
+    assert told[:3] == [
+        (_WORD, b"chunks of " + _WORD),
+        (hidden, None),
+        (_WORD, None),
+    ]
