@@ -41,6 +41,7 @@ from router.policy.completion import correct_side
 from router.policy.gates import first_block, link_carries
 from router.policy.kv_sizes import size_handoff, size_prefix
 from router.policy.select import (
+    Decoders,
     choose_home,
     choose_local_prefill,
     choose_partner,
@@ -51,11 +52,12 @@ from router.policy.select import (
 )
 
 _ORDER = {reason: position for position, reason in enumerate(Reason)}
+_UNKNOWN = CacheBelief.unknown()
 _TAKES = (Reason.ABOVE_THRESHOLD, Reason.SOONER_REMOTE)
 
 
 class _Offer(Struct, frozen=True, gc=False):
-    """One pair of clusters, examined. `reason` is one of `_TAKES` when the pair takes it."""
+    """One pair of clusters, examined; `takes` tells whether it takes the request, `reason` why."""
 
     pair: PairView
     candidate: InstanceView | None
@@ -64,26 +66,23 @@ class _Offer(Struct, frozen=True, gc=False):
     shipped: Tokens
     handoff: Bytes | None
     reason: Reason
-
-    @property
-    def takes(self) -> bool:
-        return self.reason in _TAKES
+    takes: bool
 
 
 class _Home(Struct, frozen=True, gc=False):
     """The PD cluster of the request and who would compute the prompt: there, and over each pair.
 
-    `decoders` are those there that may decode what others computed.
+    `decoders` are those there that may decode what others computed. `belief` is what the candidate
+    there is believed to hold, `held` what of that counts. `clusters` are all, by name.
     """
 
+    clusters: dict[str, ClusterView]
     cluster: ClusterView
-    decoders: list[InstanceView]
+    decoders: Decoders
     candidate: InstanceView | None
     others: list[tuple[PairView, InstanceView | None]]
-
-    @property
-    def belief(self) -> CacheBelief:
-        return self.candidate.belief if self.candidate else CacheBelief.unknown()
+    belief: CacheBelief
+    held: Tokens
 
 
 def decide(snapshot: Snapshot) -> Decision | NoRoute:
@@ -95,10 +94,10 @@ def decide(snapshot: Snapshot) -> Decision | NoRoute:
     if cluster is None:
         return NoRoute(snapshot.request.model)
     home = _look_around(snapshot, cluster)
-    offers = _examine_all(snapshot, home)
-    if _is_off(snapshot, offers):
-        return _local(snapshot, home, Reason.DISABLED, _nearest(offers))
-    offers = [offer for offer in offers if offer.pair.threshold.mode is not ThresholdMode.OFF]
+    every = _examine_all(snapshot, home)
+    offers = _open_offers(every)
+    if _is_off(snapshot, every, offers):
+        return _local(snapshot, home, Reason.DISABLED, _nearest(every))
     reported = _nearest(offers)
     if snapshot.override is not None:
         return _follow_override(snapshot, home, offers, snapshot.override.route)
@@ -139,7 +138,7 @@ def decide_bound(snapshot: Snapshot, bound: str) -> Decision | NoRoute:
     shown = without(snapshot, _rivals(snapshot, bound))
     home = _look_around(shown, _named(shown, cluster.name))
     every = _examine_all(shown, home)
-    offers = [offer for offer in every if offer.pair.threshold.mode is not ThresholdMode.OFF]
+    offers = _open_offers(every)
     for offer in offers:
         if offer.candidate is not None and offer.candidate.name == bound:
             above = offer.uncached > offer.pair.threshold.tokens
@@ -147,7 +146,7 @@ def decide_bound(snapshot: Snapshot, bound: str) -> Decision | NoRoute:
             return _remote(shown, home, offer, reason)
     if home.candidate is None or home.candidate.name != bound:
         return decide(snapshot)
-    if _is_off(shown, every):
+    if _is_off(shown, every, offers):
         return _local(shown, home, Reason.DISABLED, _nearest(every))
     reported = _nearest(offers)
     if reported is None:
@@ -217,14 +216,16 @@ def _look_around(snapshot: Snapshot, cluster: ClusterView) -> _Home:
     """Choose who would compute the prompt in each cluster."""
     clusters = {each.name: each for each in snapshot.clusters}
     decoders, limit = find_decoders(cluster), snapshot.remote_queue_limit
-    others = [
-        (pair, choose_remote_prefill(clusters[pair.prfaas], decoders, limit))
-        if pair.prfaas in clusters
-        else (pair, None)
-        for pair in snapshot.pairs
-        if pair.pd == cluster.name
-    ]
-    return _Home(cluster, decoders, choose_local_prefill(cluster, decoders), others)
+    others: list[tuple[PairView, InstanceView | None]] = []
+    for pair in snapshot.pairs:
+        if pair.pd == cluster.name:
+            far = clusters.get(pair.prfaas)
+            candidate = None if far is None else choose_remote_prefill(far, decoders, limit)
+            others.append((pair, candidate))
+    candidate = choose_local_prefill(cluster, decoders)
+    belief = _UNKNOWN if candidate is None else candidate.belief
+    held = usable_tokens(belief, snapshot.request.total_tokens)
+    return _Home(clusters, cluster, decoders, candidate, others, belief, held)
 
 
 def _examine_all(snapshot: Snapshot, home: _Home) -> list[_Offer]:
@@ -244,13 +245,14 @@ def _examine(
     held = usable_tokens(decode.belief, total) if decode else 0
     handoff = size_handoff(snapshot.sizing, held)
     shipped = _shippable_to_home(snapshot, home, pair, candidate)
-    uncached = total - max(usable_tokens(home.belief, total), shipped)
+    uncached = total - max(home.held, shipped)
     reason = _choose_side(snapshot, home, pair, candidate, handoff, uncached)
-    if reason in _TAKES:
+    takes = reason in _TAKES
+    if takes:
         known = home.belief.tokens is not None
         block = first_block(snapshot, pair, candidate, handoff, local_cached_known=known)
-        reason = block or reason
-    return _Offer(pair, candidate, decode, uncached, shipped, handoff, reason)
+        reason, takes = block or reason, block is None
+    return _Offer(pair, candidate, decode, uncached, shipped, handoff, reason, takes)
 
 
 def _choose_side(
@@ -288,8 +290,7 @@ def _shippable_to_home(
         or home.candidate is None
     ):
         return 0
-    total = snapshot.request.total_tokens
-    theirs, ours = usable_tokens(candidate.belief, total), usable_tokens(home.belief, total)
+    theirs, ours = usable_tokens(candidate.belief, snapshot.request.total_tokens), home.held
     if theirs <= ours or not link_carries(pair.link, size_prefix(snapshot.sizing, theirs, ours)):
         return 0
     return theirs
@@ -301,14 +302,18 @@ def _distance(offer: _Offer) -> tuple[int, float, str]:
     return (-_ORDER[offer.reason], seconds, offer.candidate.name if offer.candidate else "")
 
 
-def _is_off(snapshot: Snapshot, offers: list[_Offer]) -> bool:
-    modes = [offer.pair.threshold.mode for offer in offers] or [snapshot.default_threshold.mode]
-    return all(mode is ThresholdMode.OFF for mode in modes)
+def _open_offers(every: list[_Offer]) -> list[_Offer]:
+    """Return the offers of pairs that are not switched off."""
+    return [offer for offer in every if offer.pair.threshold.mode is not ThresholdMode.OFF]
+
+
+def _is_off(snapshot: Snapshot, every: list[_Offer], offers: list[_Offer]) -> bool:
+    """Whether every pair is switched off, of which `offers` are open; without pairs the default."""
+    return not offers if every else snapshot.default_threshold.mode is ThresholdMode.OFF
 
 
 def _reason_without_pairs(snapshot: Snapshot, home: _Home) -> Reason:
-    total = snapshot.request.total_tokens
-    uncached = total - usable_tokens(home.belief, total)
+    uncached = snapshot.request.total_tokens - home.held
     if uncached <= snapshot.default_threshold.tokens:
         return Reason.BELOW_THRESHOLD
     return Reason.REMOTE_UNAVAILABLE
@@ -355,7 +360,7 @@ def _remote(snapshot: Snapshot, home: _Home, offer: _Offer, reason: Reason) -> D
         compute_uncached_tokens=total - (transfer.tokens if transfer else own),
         threshold=offer.pair.threshold.tokens,
         regime=offer.pair.link.regime,
-        cached=_beliefs(snapshot, home),
+        cached=_beliefs(home),
         link=offer.pair.link,
         kv_bytes=offer.handoff,
         prefix_transfer=transfer,
@@ -366,7 +371,7 @@ def _transfer_to_prfaas(
     snapshot: Snapshot, home: _Home, pair: PairView, own: Tokens
 ) -> PrefixTransfer | None:
     """Return the shipment of a longer home prefix to the PrfaaS side, where it can be made."""
-    ours = usable_tokens(home.belief, snapshot.request.total_tokens)
+    ours = home.held
     back = pair.back_link
     if (
         pair.link.regime is not Regime.ABUNDANT
@@ -411,7 +416,7 @@ def _local(
         blocked_by,
         prefill=candidate,
         decode=decode,
-        transfer=_transfer_to_home(snapshot, offer, usable_tokens(candidate.belief, total)),
+        transfer=_transfer_to_home(snapshot, offer, home.held),
         kv_bytes=Bytes(0) if decode is candidate else size_handoff(snapshot.sizing, held),
     )
 
@@ -473,24 +478,23 @@ def _stay(
         home=home.cluster.name,
         prefill=_place(prefill) if prefill else None,
         decode=_place(decode),
-        uncached_tokens=offer.uncached if offer else total - usable_tokens(home.belief, total),
+        uncached_tokens=offer.uncached if offer else total - home.held,
         compute_uncached_tokens=total - (transfer.tokens if transfer else own),
         threshold=threshold.tokens,
         regime=link.regime if link else Regime.SCARCE,
-        cached=_beliefs(snapshot, home),
+        cached=_beliefs(home),
         link=link,
         kv_bytes=kv_bytes,
         prefix_transfer=transfer,
     )
 
 
-def _beliefs(snapshot: Snapshot, home: _Home) -> tuple[tuple[str, CacheBelief], ...]:
+def _beliefs(home: _Home) -> tuple[tuple[str, CacheBelief], ...]:
     """Return cached(c) of every candidate cluster: the home and all that could prefill for it."""
     beliefs = {home.cluster.name: home.belief}
-    serving = {cluster.name for cluster in snapshot.clusters}
     for pair, candidate in home.others:
-        if pair.prfaas in serving and pair.prfaas not in beliefs:
-            beliefs[pair.prfaas] = candidate.belief if candidate else CacheBelief.unknown()
+        if pair.prfaas in home.clusters and pair.prfaas not in beliefs:
+            beliefs[pair.prfaas] = candidate.belief if candidate else _UNKNOWN
     return tuple(beliefs.items())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 from router.domain.decision import ClusterView, InstanceView, Snapshot
 from router.domain.topology import ClusterKind, Role
@@ -15,40 +15,50 @@ def expected_seconds(instance: InstanceView) -> Seconds:
     return instance.ahead + instance.prefill
 
 
-def find_decoders(cluster: ClusterView) -> list[InstanceView]:
+Decoders = Mapping[str, list[InstanceView]]
+"""A cluster's instances that may decode KV computed elsewhere, by compatibility."""
+
+
+def find_decoders(cluster: ClusterView) -> Decoders:
     """Return the live instances of `cluster` that may decode KV computed elsewhere."""
-    return [
-        view
-        for view in cluster.instances
-        if view.ready and view.takes_handoff and view.role is not Role.PREFILL
-    ]
+    found: dict[str, list[InstanceView]] = {}
+    for view in cluster.instances:
+        if view.ready and view.takes_handoff and view.role is not Role.PREFILL:
+            alike = found.get(view.compatibility)
+            if alike is None:
+                found[view.compatibility] = [view]
+            else:
+                alike.append(view)
+    return found
 
 
-def choose_partner(decoders: Sequence[InstanceView], prefill: InstanceView) -> InstanceView | None:
+def choose_partner(decoders: Decoders, prefill: InstanceView) -> InstanceView | None:
     """Return which of the `decoders` takes KV computed by `prefill`.
 
     Never across differing compatibility, and never the instance itself.
     """
-    kind, name = prefill.compatibility, prefill.name
-    return choose_decode(
-        [view for view in decoders if view.compatibility == kind and view.name != name]
-    )
+    return choose_decode(decoders.get(prefill.compatibility, ()), but=prefill.name)
 
 
-def choose_decode(candidates: Iterable[InstanceView]) -> InstanceView | None:
-    """Return the least loaded one; among equals the one that holds the longest prefix."""
+def choose_decode(
+    candidates: Iterable[InstanceView], *, but: str | None = None
+) -> InstanceView | None:
+    """Return the least loaded one; among equals the one that holds the longest prefix.
+
+    `but` names one that does not count.
+    """
     best: InstanceView | None = None
     least: tuple[float, int, str] | None = None
     for view in candidates:
+        if view.name == but:
+            continue
         rank = (view.inflight / (view.slots or 1), -(view.belief.tokens or 0), view.name)
         if least is None or rank < least:
             best, least = view, rank
     return best
 
 
-def choose_local_prefill(
-    home: ClusterView, decoders: Sequence[InstanceView]
-) -> InstanceView | None:
+def choose_local_prefill(home: ClusterView, decoders: Decoders) -> InstanceView | None:
     """Return the instance of `home` that would have the KV first; `decoders` are those there.
 
     An aggregated instance is a candidate by itself, a prefill instance only with a decode partner.
@@ -58,7 +68,7 @@ def choose_local_prefill(
     for view in home.instances:
         if not view.ready or view.role is Role.DECODE:
             continue
-        if view.role is Role.PREFILL and not _has_partner(decoders, view):
+        if view.role is Role.PREFILL and view.compatibility not in decoders:
             continue
         rank = (view.ahead + view.prefill, view.name)
         if least is None or rank < least:
@@ -67,7 +77,7 @@ def choose_local_prefill(
 
 
 def choose_remote_prefill(
-    cluster: ClusterView, decoders: Sequence[InstanceView], queue_limit: int
+    cluster: ClusterView, decoders: Decoders, queue_limit: int
 ) -> InstanceView | None:
     """Return the PrfaaS instance that would have the KV first and whose KV `decoders` can take.
 
@@ -105,15 +115,13 @@ def choose_home(snapshot: Snapshot) -> ClusterView | None:
     return min(asked or alive, key=lambda cluster: (_load(cluster), cluster.name), default=None)
 
 
-def _has_partner(decoders: Sequence[InstanceView], prefill: InstanceView) -> bool:
-    for view in decoders:  # a loop costs half of `any` over so few
-        if view.compatibility == prefill.compatibility and view.name != prefill.name:
-            return True
-    return False
+def _has_partner(decoders: Decoders, prefill: InstanceView) -> bool:
+    alike = decoders.get(prefill.compatibility)
+    return alike is not None and (len(alike) > 1 or alike[0].name != prefill.name)
 
 
 def _can_answer(cluster: ClusterView) -> bool:
-    for view in cluster.instances:  # noqa: SIM110 - as above
+    for view in cluster.instances:  # noqa: SIM110 - a loop costs half of `any` over so few
         if view.ready and view.role is not Role.PREFILL:
             return True
     return False
