@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from router.domain.units import Seconds
 
@@ -57,6 +58,10 @@ class Breaker:
     trial: bool = False
 
 
+CLOSED: Final = Breaker()
+"""A breaker without a past, as nearly all are."""
+
+
 def breaker_allows(breaker: Breaker, now: Seconds, rules: BreakerRules) -> bool:
     """Whether a call may go out now."""
     if breaker.opened_at is None:
@@ -73,7 +78,7 @@ def step_dispatched(breaker: Breaker, now: Seconds, rules: BreakerRules) -> Brea
 
 def step_succeeded(breaker: Breaker) -> Breaker:
     """Return the breaker after a success: a trial that passes closes it, the past is forgotten."""
-    return breaker if not breaker.failures and breaker.opened_at is None else Breaker()
+    return breaker if not breaker.failures and breaker.opened_at is None else CLOSED
 
 
 def step_failed(breaker: Breaker, now: Seconds, rules: BreakerRules) -> Breaker:

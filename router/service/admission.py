@@ -14,7 +14,7 @@ import asyncio
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from router.control.admission import AdmissionRules, FairQueue, Lane, Waiting
 from router.domain.errors import NobodyAlive, Overloaded, RouterError
@@ -26,6 +26,8 @@ from router.service.fleet import Fleet
 from router.service.members import Member
 from router.service.slot_shares import Need
 from router.service.tenants import Tenant
+
+_NOBODY: Final[frozenset[str]] = frozenset()
 
 
 class AdmissionHook(Protocol):
@@ -186,17 +188,17 @@ class Admission:
         return self._held.get(member.instance.name, 0) + member.peers.promised + others
 
     def full(self, model: str) -> frozenset[str]:
-        """Return the instances that have no slot left for a model."""
+        """Return the instances that could decode for a model and have no slot left for it."""
         limit = self._slots.get(model)
         if limit is None:
-            return frozenset()
-        return frozenset(
-            [
-                member.instance.name
-                for member in self._fleet.members
-                if member.instance.role is not Role.PREFILL and not self._has_room(member, limit)
-            ]
-        )
+            return _NOBODY
+        full: list[str] = []
+        room, held = self._source.room, self._held
+        for member in self._fleet.decoders_of(model):
+            name = member.instance.name
+            if room(member, limit, held.get(name, 0)) <= 0:
+                full.append(name)
+        return frozenset(full) if full else _NOBODY
 
     def needs(self) -> dict[str, Need]:
         """Return how the slots of every instance with a limit stand.
@@ -226,9 +228,6 @@ class Admission:
             return None
         served = self._slots if member.instance.model is None else [member.instance.model]
         return max((n for name in served if (n := self._slots.get(name)) is not None), default=None)
-
-    def _has_room(self, member: Member, limit: int) -> bool:
-        return self._source.room(member, limit, self._held.get(member.instance.name, 0)) > 0
 
     def describe(self, tenants: Iterable[str]) -> Document:
         """Return the queue as operators see it."""
@@ -261,7 +260,7 @@ class Admission:
         holds nothing.
         """
         # Where others wait in other lanes only, what is free is nothing that they could have.
-        is_first = not self._queue or lane not in self._queue.lanes
+        is_first = not self._turns or lane not in self._queue.lanes
         if is_first and (instance := self._find(lane)) is not None:
             self._hook.waited(tenant.name, self._clock.monotonic() - since)
             return Slot(self, instance)
@@ -301,7 +300,7 @@ class Admission:
 
     def let_in(self) -> None:
         """Grant what is free to those who are next; send those away who wait for nobody alive."""
-        if not self._queue:
+        if not self._turns:
             return
         for grant in self._queue.grant(self._clock.monotonic(), self._find):
             self._turns[grant.waiting].grant(Slot(self, grant.instance))
@@ -325,24 +324,25 @@ class Admission:
     def _find(self, lane: Lane) -> str | None:
         """Take a slot of the least loaded instance of a lane; None where all are taken."""
         limit = self._slots.get(lane.model)
-        free = [
-            (self.used(each), each.instance.name)
-            for each in self._candidates(lane)
-            if limit is None or self._has_room(each, limit)
-        ]
-        if not free:
+        room, held = self._source.room, self._held
+        least: tuple[int, str] | None = None
+        for member in self._candidates(lane):
+            name = member.instance.name
+            if limit is None or room(member, limit, held.get(name, 0)) > 0:
+                rank = (self.used(member), name)
+                if least is None or rank < least:
+                    least = rank
+        if least is None:
             return None
-        _, name = min(free)
+        _, name = least
         self.take(name)
         return name
 
     def _candidates(self, lane: Lane) -> list[Member]:
         """Return the live instances that could decode: at the home asked for, else anywhere."""
-        alive = [
-            member
-            for member in self._fleet.decoders_of(lane.model)
-            if member.instance.name not in lane.excluded and self._fleet.is_ready(member)
-        ]
+        alive = self._fleet.ready_decoders(lane.model)
+        if lane.excluded:
+            alive = [member for member in alive if member.instance.name not in lane.excluded]
         if lane.home is None:
             return alive
         return [member for member in alive if member.instance.cluster == lane.home] or alive

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from router.control.health import step_abandoned
+from router.control.health import CLOSED, step_abandoned
 from router.domain.units import Seconds
 from router.service.members import Member, PrefillLeg
 
@@ -50,7 +50,8 @@ class PrefillCounted:
         member.prefills.remove(self._leg)
         member.ended += 1
         member.start_next(self._fleet.now())
-        member.breaker = step_abandoned(member.breaker)
+        if member.breaker is not CLOSED:
+            member.breaker = step_abandoned(member.breaker)
         self._fleet.prefill_ended(member.instance.name)
 
 
@@ -83,5 +84,7 @@ class DecodeCounted:
         self._fleet.dispatch(self._member, self._fleet.now())
 
     def __exit__(self, *_: object) -> None:
-        self._member.decodes -= 1
-        self._member.breaker = step_abandoned(self._member.breaker)
+        member = self._member
+        member.decodes -= 1
+        if member.breaker is not CLOSED:
+            member.breaker = step_abandoned(member.breaker)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from router.control.health import (
+    CLOSED,
     BreakerRules,
     Health,
     ProbeRules,
@@ -129,6 +130,11 @@ class Fleet:
             )
         return found
 
+    def ready_decoders(self, model: str) -> list[Member]:
+        """Return those of `decoders_of` to which new work may go now."""
+        members = self.decoders_of(model)
+        return [member for member in members if member.sound or self.is_ready(member)]
+
     def member(self, name: str) -> Member:
         """Return a member; raises NotFound."""
         try:
@@ -150,7 +156,8 @@ class Fleet:
         """
         old = self.member(instance.name)
         if old.instance.url != instance.url:
-            self._members[instance.name] = Member(instance, old.state, health)
+            renewed = self._members[instance.name] = Member(instance, old.state, health)
+            renewed.judge()
         else:
             told = instance.kv_events == AUTO_EVENTS == old.instance.kv_events
             old.instance = replace(instance, ranks=old.instance.ranks) if told else instance
@@ -167,6 +174,7 @@ class Fleet:
         if instance.cluster not in self._clusters:
             raise NotFound(f"no cluster {instance.cluster!r}")
         member = self._members[instance.name] = Member(instance, health=health)
+        member.judge()
         self._regroup()
         self._changed()
         return member
@@ -188,11 +196,10 @@ class Fleet:
         return self._is_ready(member, self._clock.monotonic())
 
     def _is_ready(self, member: Member, now: Seconds) -> bool:
-        if member.state is not InstanceState.ACTIVE or member.health.alive is not True:
-            return False
-        return (
-            member.breaker.opened_at is None
-            or breaker_allows(member.breaker, now, self.rules.breaker)
+        if member.sound:
+            return True
+        return member.lives and (
+            breaker_allows(member.breaker, now, self.rules.breaker)
             or self._is_last_resort(member, now)
         )
 
@@ -236,6 +243,7 @@ class Fleet:
             member.answered_at = self._clock.monotonic()
         before = member.health.alive
         member.health = step_health(member.health, ok, self.rules.probe)
+        member.judge()
         if member.health.alive is not before and before is not None:
             member.transitions += 1
         if reading is not None:
@@ -245,8 +253,9 @@ class Fleet:
     def record_success(self, name: str) -> None:
         """An engine answered as it should, or blamed the client."""
         member = self._members.get(name)
-        if member is not None:
+        if member is not None and member.breaker is not CLOSED:
             member.breaker = step_succeeded(member.breaker)
+            member.judge()
 
     def record_failure(self, name: str) -> None:
         """Transport, 5xx or time-out: what the breaker counts (DESIGN 7)."""
@@ -255,6 +264,7 @@ class Fleet:
             member.breaker = step_failed(
                 member.breaker, self._clock.monotonic(), self.rules.breaker
             )
+            member.judge()
             self._changed()
 
     def prefill_leg(self, name: str, expected: Seconds) -> AbstractContextManager[None]:
@@ -278,9 +288,11 @@ class Fleet:
 
     def dispatch(self, member: Member, now: Seconds) -> None:
         """Note that one more leg of ours has begun there."""
-        inflight = member.inflight
-        member.peak = max(member.peak, inflight)
-        member.breaker = step_dispatched(member.breaker, now, self.rules.breaker)
+        inflight = len(member.prefills) + member.decodes
+        if inflight > member.peak:
+            member.peak = inflight
+        if member.breaker is not CLOSED:
+            member.breaker = step_dispatched(member.breaker, now, self.rules.breaker)
 
     def now(self) -> Seconds:
         """Read the clock that the fleet lives by."""
@@ -355,7 +367,8 @@ class Fleet:
             if peers.sent:
                 depth += sum([sent_at > reading.at for sent_at in peers.sent])
         promised = len(prefills) + member.decodes + member.decodes_due
-        return Load(self._is_ready(member, now), ahead, depth, promised + others + peers.promised)
+        ready = member.sound or self._is_ready(member, now)
+        return Load(ready, ahead, depth, promised + others + peers.promised)
 
     def seconds_ahead(self, name: str) -> Seconds:
         """Return the prefill time that is queued at an instance, as the gateways expect it."""
@@ -369,6 +382,7 @@ class Fleet:
         """Activate, drain or disable an instance. Raises NotFound."""
         member = self.member(name)
         member.state = state
+        member.judge()
         self._changed()
         return member
 

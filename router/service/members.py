@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.control.health import Breaker, Health
+from router.control.health import CLOSED, Breaker, Health
 from router.domain.topology import Instance, InstanceState
 from router.domain.units import Seconds
 
@@ -79,14 +79,15 @@ class Member:
     since the last reading, `unexplained` what that reading told beyond them; `peers_before` and
     `peers_since` are the most of other gateways' about that reading. `received` are the seconds of
     KV transfers that it told of, over its restarts. `busy_until` is when the prefills of all
-    gateways are expected to be computed, one after the other; `ended` counts ours.
+    gateways are expected to be computed, one after the other; `ended` counts ours. `sound` tells
+    that new work may go there whatever the clock says: `judge` says so after each change.
     """
 
     instance: Instance
     state: InstanceState = InstanceState.ACTIVE
     health: Health = Health()
     answered_at: Seconds | None = None
-    breaker: Breaker = Breaker()
+    breaker: Breaker = CLOSED
     reading: EngineReading | None = None
     prefills: list[PrefillLeg] = field(default_factory=list)
     decodes: int = 0
@@ -100,6 +101,11 @@ class Member:
     peers_before: int = 0
     peers_since: int = 0
     received: Seconds = 0.0
+    sound: bool = False
+
+    def judge(self) -> None:
+        """Note whether it is active, alive, and its breaker closed."""
+        self.sound = self.lives and self.breaker.opened_at is None
 
     @property
     def lives(self) -> bool:
@@ -131,7 +137,8 @@ class Member:
 
     def start_next(self, now: Seconds) -> None:
         """A prefill has ended: what is left of the queue starts, whatever was expected of it."""
-        self.busy_until = now + self.work + self.peers.work
+        own = self.work if self.prefills else 0.0
+        self.busy_until = now + own + self.peers.work
 
     def requeue(self, now: Seconds, before: PeerLoad) -> None:
         """Other gateways' prefills are other ones than `before`: some have ended, or more came."""
