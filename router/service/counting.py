@@ -298,11 +298,8 @@ class PromptCounter:
         What a tokenizer remembers of it serves prompts of the same `scope`, a tenant, alone.
         Raises BadRequest for a conversation whose fields have wrong types.
         """
-        if isinstance(body.prompt, IdsPrompt):
-            ids = body.prompt.ids
-            return Counted(max(1, len(ids)), TokenSource.CLIENT, ids)
-        if isinstance(body.prompt, OpaquePrompt):
-            return self._estimate(body, named)
+        if (counted := self.count_at_once(body, named)) is not None:
+            return counted
         match named.model.tokenizer:
             case TokenizerKind.HF:
                 return await self._count_here(body, named, scope)
@@ -315,6 +312,15 @@ class PromptCounter:
                 return Counted(len(listed.ids), TokenSource.ENGINE, known or None)
             case TokenizerKind.NONE:
                 return self._estimate(body, named)
+
+    def count_at_once(self, body: ClientBody, named: NamedModel) -> Counted | None:
+        """Return what nobody has to be asked for: ids that the client sent, or a mere guess."""
+        if isinstance(body.prompt, IdsPrompt):
+            ids = body.prompt.ids
+            return Counted(len(ids) or 1, TokenSource.CLIENT, ids)
+        if isinstance(body.prompt, OpaquePrompt) or named.model.tokenizer is TokenizerKind.NONE:
+            return self._estimate(body, named)
+        return None
 
     def _estimate(self, body: ClientBody, named: NamedModel, before: Sequence[int] = ()) -> Counted:
         """Guess; `before` are the ids that are known nevertheless, to the first medium."""

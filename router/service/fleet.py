@@ -289,8 +289,7 @@ class Fleet:
     def dispatch(self, member: Member, now: Seconds) -> None:
         """Note that one more leg of ours has begun there."""
         inflight = len(member.prefills) + member.decodes
-        if inflight > member.peak:
-            member.peak = inflight
+        member.peak = max(member.peak, inflight)
         if member.breaker is not CLOSED:
             member.breaker = step_dispatched(member.breaker, now, self.rules.breaker)
 

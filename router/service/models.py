@@ -55,14 +55,16 @@ class ServedModel:
         candidates in one pool does not depend on the rate.
         """
         profile = self.profiles.get(kind)
-        return profile.prefill_seconds(uncached) if profile else uncached / 10_000
+        if profile is None:
+            return uncached / 10_000
+        return profile.prefill(uncached) if uncached > 0 else 0.0
 
     def sizing(self, total: Tokens) -> KvSizing:
         """Return the KV bytes of a prompt; the pools hold one model, so either profile does."""
         profile = self.profiles.get(ClusterKind.PRFAAS) or self.profiles.get(ClusterKind.PD)
         if profile is None:
             return KvSizing(None)
-        return KvSizing(profile.kv_bytes(total), profile.kv_bytes_per_token)
+        return KvSizing(profile.kv_bytes(total), profile.kv_line.bytes_per_token)
 
     def kv_rate(self, tokens: float) -> BytesPerSecond | None:
         """Return Phi_kv of the offloading pool at a length, None when it is unprofiled."""

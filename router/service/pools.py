@@ -71,6 +71,11 @@ class PoolBook:
         return found
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no pool to ask."""
+        return not self._pools
+
+    @property
     def pools(self) -> Mapping[tuple[str, str], PrefixPool]:
         """The pools, by (cluster, model)."""
         return self._pools

@@ -86,6 +86,7 @@ class Sight(Struct, frozen=True, gc=False):
     late: bool = False
 
 
+_NOTHING_KNOWN = Sight(None, {}, {})
 _LATE = Sight(None, {}, {}, late=True)
 
 _SIGHT_AGES: Final[Seconds] = 0.1
@@ -304,6 +305,9 @@ class Routing:
         if self._rules.skip_counting and not always and self._is_surely_local(ask):
             guess = estimate_tokens(ask.body, ask.named.model.bytes_per_token)
             return _Count(Counted(guess, TokenSource.ESTIMATE), self._rules.decision_timeout)
+        at_once = self._counter.count_at_once(ask.body, ask.named)
+        if at_once is not None:
+            return _Count(at_once, self._rules.decision_timeout)
         began = self._clock.monotonic()
         try:
             work = self._counter.count(ask.body, ask.named, ask.tenant.name)
@@ -331,6 +335,11 @@ class Routing:
         if count.left is None:
             return _LATE
         prompt = self._name_blocks(ask, count.counted)
+        if prompt is None:
+            return _NOTHING_KNOWN
+        bound = self._rules.lookup_timeout
+        if self._pools.is_empty and bound and (not count.left or bound <= count.left):
+            return await self._look_again(ask, Sight(prompt, {}, {}))  # which has its own bound
         try:
             return await within(count.left, self._believe(ask, count.counted, prompt))
         except TimeoutError:
@@ -428,14 +437,12 @@ class Routing:
             # Ids that no vocabulary has: the engine will say so in its own words.
             return None
 
-    async def _believe(self, ask: Ask, counted: Counted, prompt: PromptBlocks | None) -> Sight:
-        """Ask the pools and the index; without ids all is unknown.
+    async def _believe(self, ask: Ask, counted: Counted, prompt: PromptBlocks) -> Sight:
+        """Ask the pools and the index.
 
         The index last: it changes with every decision, and is the fresher the later it is asked.
         """
-        if prompt is None or counted.ids is None:
-            return Sight(prompt, {}, {})
-        pooled = await self._pools.look_up(ask.named, counted.ids, ask.salt)
+        pooled = await self._pools.look_up(ask.named, counted.ids or (), ask.salt)
         return await self._look_again(ask, Sight(prompt, {}, pooled))
 
     async def _look_again(self, ask: Ask, sight: Sight) -> Sight:

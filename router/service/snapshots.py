@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from kvmeta.types import CacheBelief, SourceId, SourceState
-from router.control.thresholds import InForce
 from router.domain.decision import (
     ClusterView,
     GateView,
@@ -30,6 +31,7 @@ from router.ports import Clock
 from router.service.fleet import Fleet
 from router.service.lengths import OperatingLengths
 from router.service.links import LinkBoard
+from router.service.members import Member
 from router.service.models import ServedModel
 from router.service.operator import Operator
 
@@ -56,16 +58,28 @@ class WhatIf:
     regime: Regime | None = None
 
 
-_AS_IT_IS = WhatIf()
+_UNKNOWN: Final = CacheBelief.unknown()
 
 _ANY_LENGTH: Tokens = 2**62
 """Longer than any prompt."""
 
 
+class _Seat(Struct, frozen=True, gc=False):
+    """One member at its place, and what of its view follows from what it is.
+
+    `source` is its one source; None where it has several ranks.
+    """
+
+    member: Member
+    instance: Instance
+    takes_handoff: bool
+    source: SourceId | None
+
+
 class _Outline:
     """What follows from who belongs to the fleet: drawn once, not for every request.
 
-    `pairs` are (PrfaaS cluster, PD cluster); `sources` are by model.
+    `pairs` are (PrfaaS cluster, PD cluster); `sources` are by model, `seats` by cluster and model.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -79,6 +93,7 @@ class _Outline:
             if pd.kind is ClusterKind.PD
         ]
         self.sources: dict[str, list[SourceId]] = {}
+        self.seats: dict[tuple[str, str], list[_Seat]] = {}
 
 
 class SnapshotBuilder:
@@ -121,6 +136,22 @@ class SnapshotBuilder:
         if self._outline.generation != self._fleet.generation:
             self._outline = _Outline(self._fleet)
         return self._outline
+
+    def _seats(self, cluster: str, model: str) -> list[_Seat]:
+        """Return the members of a cluster that serve a model, with what does not change of them."""
+        seats = self._outline.seats
+        found = seats.get((cluster, model))
+        if found is None:
+            found = seats[cluster, model] = [
+                _Seat(
+                    member,
+                    member.instance,
+                    member.instance.takes_handoff,
+                    SourceId(member.instance.name, 0) if member.instance.ranks == 1 else None,
+                )
+                for member in self._fleet.members_of(cluster, model)
+            ]
+        return found
 
     def all_but(self, instance: str) -> frozenset[str]:
         """Return the names of every other instance."""
@@ -184,28 +215,24 @@ class SnapshotBuilder:
         what_if: WhatIf | None = None,
     ) -> Snapshot:
         """Return the snapshot for one request at this instant."""
-        what_if = what_if or _AS_IT_IS
         now, outline = self._clock.monotonic(), self._trace()
-        clusters = tuple(
-            [
-                self._view_cluster(cluster, model, request.total_tokens, beliefs, now)
-                for cluster in outline.clusters
-            ]
-        )
-        pairs = tuple(
-            [
-                pair
-                for prfaas, pd in outline.pairs
-                if (pair := self._view_pair(prfaas, pd, model, request, what_if)) is not None
-            ]
-        )
+        clusters = [
+            self._view_cluster(cluster, model, request.total_tokens, beliefs, now)
+            for cluster in outline.clusters
+        ]
+        pairs: list[PairView] = []
+        for prfaas, pd in outline.pairs:
+            link = self._links.between(prfaas, pd)
+            if link is not None:
+                pairs.append(self._view_pair(prfaas, pd, link, model, request, what_if))
         rules = self._operator.rules
+        threshold = ThresholdView(rules.mode, rules.tokens)
         return Snapshot(
             request=request,
-            clusters=clusters,
-            pairs=pairs,
+            clusters=tuple(clusters),
+            pairs=tuple(pairs),
             sizing=model.sizing(request.total_tokens),
-            default_threshold=_supposed(ThresholdView(rules.mode, rules.tokens), what_if),
+            default_threshold=threshold if what_if is None else _supposed(threshold, what_if),
             override=self._operator.override(request.model, request.tenant),
             on_unknown=self._rules.on_unknown,
             remote_queue_limit=self._rules.remote_queue_limit,
@@ -220,57 +247,64 @@ class SnapshotBuilder:
         beliefs: Beliefs,
         now: Seconds,
     ) -> ClusterView:
-        members = self._fleet.members_of(cluster.name, model.name)
-        mean = 0.0  # of prefills that nobody told of, where there are any
-        if sum([member.unexplained for member in members]):
-            computed = self._lengths.of(model.name).computed or 0
-            mean = model.prefill_seconds(cluster.kind, round(computed))
-        views, seconds = [], dict[Tokens, Seconds]()
-        for member in members:
-            instance, load = member.instance, self._fleet.load(member, now, mean)
-            belief, rank = _believe(instance, beliefs)
+        views: list[InstanceView] = []
+        seconds: dict[Tokens, Seconds] = {}
+        mean: Seconds | None = None  # of prefills that nobody told of, where there are any
+        for seat in self._seats(cluster.name, model.name):
+            member, instance, rank = seat.member, seat.instance, None
+            if member.unexplained and mean is None:
+                mean = self._mean_prefill(model, cluster.kind)
+            load = self._fleet.load(member, now, mean or 0.0)
+            if seat.source is not None:
+                belief = beliefs.get(seat.source, _UNKNOWN)
+            else:
+                belief, rank = _believe_ranks(instance, beliefs)
             uncached = max(1, total - (belief.tokens or 0))
             prefill = seconds.get(uncached)
             if prefill is None:
                 prefill = seconds[uncached] = model.prefill_seconds(cluster.kind, uncached)
             views.append(
                 InstanceView(
-                    name=instance.name,
-                    cluster=instance.cluster,
-                    role=instance.role,
-                    ready=load.ready,
-                    takes_handoff=instance.takes_handoff,
-                    compatibility=instance.compatibility,
-                    belief=belief,
-                    ahead=load.ahead,
-                    prefill=prefill,
-                    queue_depth=load.queue_depth,
-                    inflight=load.inflight,
-                    slots=model.decode_slots,
-                    rank=rank,
+                    instance.name,
+                    instance.cluster,
+                    instance.role,
+                    load.ready,
+                    seat.takes_handoff,
+                    instance.compatibility,
+                    belief,
+                    load.ahead,
+                    prefill,
+                    load.queue_depth,
+                    load.inflight,
+                    model.decode_slots,
+                    rank,
                 )
             )
         return ClusterView(cluster.name, cluster.kind, tuple(views))
+
+    def _mean_prefill(self, model: ServedModel, kind: ClusterKind) -> Seconds:
+        computed = self._lengths.of(model.name).computed or 0
+        return model.prefill_seconds(kind, round(computed))
 
     def _view_pair(
         self,
         prfaas: str,
         pd: str,
+        link: LinkView,
         model: ServedModel,
         request: RequestView,
-        what_if: WhatIf,
-    ) -> PairView | None:
-        link = self._links.between(prfaas, pd)
-        if link is None:
-            return None
-        threshold = _supposed(self._operator.threshold(model.name, prfaas, pd), what_if)
-        solved = self._operator.solved.of(model.name, pd)
+        what_if: WhatIf | None,
+    ) -> PairView:
+        threshold = self._operator.threshold(model.name, prfaas, pd)
+        if what_if is not None:
+            threshold = _supposed(threshold, what_if)
+        regime = None if what_if is None else what_if.regime
         return PairView(
             prfaas=prfaas,
             pd=pd,
-            link=_in_regime(link, what_if.regime),
+            link=link if regime is None else replace(link, regime=regime),
             threshold=threshold,
-            gates=self._view_gates(model, link, threshold, request, solved),
+            gates=self._view_gates(model, link, threshold, request, pd),
             ships_to_pd=self._rules.ships_prefix,
             ships_to_prfaas=self._rules.ships_prefix,
             back_link=self._links.between(pd, prfaas),
@@ -282,13 +316,14 @@ class SnapshotBuilder:
         link: LinkView,
         threshold: ThresholdView,
         request: RequestView,
-        solved: InForce | None,
+        pd: str,
     ) -> GateView:
         """Return what the gates see; before anything was offloaded, at this request's length."""
         lengths = self._lengths.of(model.name)
         workload = None
         if model.gate_limits.ask_workload:
             workload = lengths.against(threshold.tokens)
+            solved = self._operator.solved.of(model.name, pd)
             if workload is not None and solved is not None:
                 workload = replace(workload, gain=solved.solved.gain)
         return GateView(
@@ -299,17 +334,14 @@ class SnapshotBuilder:
         )
 
 
-def _believe(instance: Instance, beliefs: Beliefs) -> tuple[CacheBelief, int | None]:
-    """Return the belief of an instance, and the data-parallel rank to pin.
+def _believe_ranks(instance: Instance, beliefs: Beliefs) -> tuple[CacheBelief, int | None]:
+    """Return the belief of an instance of several ranks, and the data-parallel rank to pin.
 
     Of several ranks the one with the longest prefix is pinned if it beats the others; otherwise
     the engine chooses, and only what every rank holds counts (DESIGN 5).
     """
-    if instance.ranks == 1:
-        return beliefs.get(SourceId(instance.name, 0)) or CacheBelief.unknown(), None
     each: Sequence[CacheBelief] = [
-        beliefs.get(SourceId(instance.name, rank), CacheBelief.unknown())
-        for rank in range(instance.ranks)
+        beliefs.get(SourceId(instance.name, rank), _UNKNOWN) for rank in range(instance.ranks)
     ]
     best = max(range(len(each)), key=lambda rank: each[rank].tokens or 0)
     if (each[best].tokens or 0) > min(belief.tokens or 0 for belief in each):
@@ -322,7 +354,3 @@ def _supposed(threshold: ThresholdView, what_if: WhatIf) -> ThresholdView:
     if what_if.threshold is None:
         return threshold
     return ThresholdView(ThresholdMode.MANUAL, what_if.threshold)
-
-
-def _in_regime(link: LinkView, regime: Regime | None) -> LinkView:
-    return link if regime is None else replace(link, regime=regime)

@@ -123,5 +123,5 @@ class Profile:
 
     def kv_rate(self, tokens: float) -> BytesPerSecond | None:
         """Return Phi_kv at `tokens` (equation 1), None where the prefill time is 0."""
-        seconds = self.prefill_seconds(tokens)
+        seconds = self.prefill(tokens) if tokens > 0 else 0.0
         return BytesPerSecond(self.kv(tokens) / seconds) if seconds > 0 else None
