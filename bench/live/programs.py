@@ -18,6 +18,7 @@ from bench.live.scenes.mixes import shift_to_long
 from bench.live.scenes.prefixes import ship_remote_prefix, use_remote_prefix
 from bench.live.scenes.probes import answer_probes_late
 from bench.live.scenes.queues import flood_queues
+from bench.live.scenes.takeovers import kill_converting_leader
 from bench.live.stages import Stage
 from bench.live.systems import SceneFailed, live_system
 
@@ -52,6 +53,12 @@ SCENES: Final = (
     Scene("h", "Engines and a gateway go away", lose_engines),
     Scene("i", "Engines serve well, and their health says so late", answer_probes_late),
     Scene("f", "The leader is killed, and comes back", kill_leader),
+    Scene(
+        "j",
+        "The leader is killed while it converts an instance",
+        kill_converting_leader,
+        Cast.CONVERTS,
+    ),
     Scene("g", "A prefix that is cached remotely, which nobody ships", use_remote_prefix),
     Scene(
         "g", "A prefix that is cached remotely, and shipped", ship_remote_prefix, Cast.SHIPS_PREFIX

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import httpx
 
@@ -127,9 +127,17 @@ class Agent:
                     return
 
 
+class Work(Protocol):
+    """What runs beside a scene."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        ...
+
+
 @asynccontextmanager
-async def beside(*work: Watch | Agent) -> AsyncIterator[None]:
-    """Run watches and agents for the time of the block; what they raise ends it."""
+async def beside(*work: Work) -> AsyncIterator[None]:
+    """Run watches, agents and the like for the time of the block; what they raise ends it."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(each.run()) for each in work]
         try:

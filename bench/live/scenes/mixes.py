@@ -17,7 +17,7 @@ from router.sim.traffic import Demand
 _THRESHOLD: Final[Tokens] = 1940
 _SHORT: Final = (100, 300)
 """Half a second to a second of prefill: three instances are a quarter busy."""
-_LONG: Final = (1500, 1900)
+LONG: Final = (1500, 1900)
 """Two and a half to three seconds: more than three instances can do, and still below t."""
 _RATE: Final = 1.3
 _CALM_RATE: Final = 3.0
@@ -32,11 +32,11 @@ async def shift_to_long(stage: Stage) -> Outcome:
     with the actuator `label` converts a decode instance: drained first, no request failed.
     """
     async with playing(stage, "mix-shifts", threshold=_THRESHOLD) as scene:
-        calm = scene.clients.play(_draw(_SHORT, _CALM_RATE, 61), until=40)
+        calm = scene.clients.play(draw_between(_SHORT, _CALM_RATE, 61), until=40)
         await calm
         scene.mark("prompts become long")
         shifted = asyncio.create_task(
-            scene.clients.play(_draw(_LONG, _RATE, 62), until=40 + _CONVERTED_SECONDS)
+            scene.clients.play(draw_between(LONG, _RATE, 62), until=40 + _CONVERTED_SECONDS)
         )
         try:
             await _claim_conversion(scene)
@@ -87,7 +87,7 @@ async def _claim_conversion(scene: Playing) -> None:
     )
 
 
-def _draw(lengths: tuple[Tokens, Tokens], rate: float, seed: int) -> Iterator[Demand]:
+def draw_between(lengths: tuple[Tokens, Tokens], rate: float, seed: int) -> Iterator[Demand]:
     """Yield Poisson arrivals of prompts between two lengths, without end."""
     random = Random(seed)  # noqa: S311 - chance that is played, no secret
     for at in draw_times(PoissonArrivals(rate), random):
