@@ -65,10 +65,10 @@ def simulate_twin(
 
     threshold = solve_for(plants.CAPACITY_GBPS, workload)
     return Simulation(
-        _build_plant(threshold),
+        build_plant(threshold),
         iter(demands),
         len(demands),
-        _promise(threshold),
+        promise(threshold),
         tuple(LinkChange(at, plants.LINK, plants.link_rate(gbps)) for at, gbps in changes),
         solve,
         steps=STEPS,
@@ -104,7 +104,8 @@ def compare_twin(
     )
 
 
-def _build_plant(threshold: Tokens) -> PlantSpec:
+def build_plant(threshold: Tokens, budget: Seconds = plants.BUDGET_SECONDS) -> PlantSpec:
+    """Return the plant for the simulator, with a threshold to begin with and a link budget."""
     deployment = plants.make_deployment(plants.CAPACITY_GBPS)
     (remote,), (pd,) = deployment.remotes, deployment.pds
     return PlantSpec(
@@ -117,16 +118,17 @@ def _build_plant(threshold: Tokens) -> PlantSpec:
         rule=RuleSpec(
             tokens=threshold,
             remote_queue_limit=plants.QUEUE_LIMIT,
-            link_budget=plants.BUDGET_SECONDS,
+            link_budget=budget,
         ),
         block_tokens=plants.BLOCK_TOKENS,
         recurrent=False,
     )
 
 
-def _promise(threshold: Tokens) -> Reference:
+def promise(threshold: Tokens) -> Reference:
+    """Return what a request is promised: what it would take alone under that threshold."""
     deployment = plants.make_deployment(plants.CAPACITY_GBPS)
     (remote,), (pd,) = deployment.remotes, deployment.pds
     return Reference(
-        float(threshold), pd.profile, remote.profile, remote.egress, _build_plant(threshold).fabric
+        float(threshold), pd.profile, remote.profile, remote.egress, build_plant(threshold).fabric
     )
