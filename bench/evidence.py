@@ -55,15 +55,16 @@ NOTES = """
 - *When* a prompt is let in matters more than where. `expected` corrects the side and gains where
   one is busy; `slack` orders and binds late, and keeps far more promises at a tail that `aging`
   bounds. Its order is: who has aged, who can be in time, who cannot.
-- A link that starves: t solved again for 5 Gbit/s is not what decides. The link's budget (five
-  seconds of what it carries) spills what does not fit, and spilled long prompts fill the home's
-  lines. `slack` lets short ones pass.
+- A link that starves: the link's budget (thirty seconds of what it carries) decides before t does.
+  What does not fit spills, and spilled long prompts fill the home's lines; a t solved again for 5
+  Gbit/s spills fewer ([at several loads and budgets](benchmarks/starved-link.md)). `slack` lets
+  short ones pass.
 - Without caches `total` is `tuned`, since total and uncached tokens are the same. With them it
   pays for prefixes that are there: on the trace it keeps a fifth of the promises of `tuned`.
 - A t solved for one traffic is wrong for another: 19.4K drowns the home under agents and the trace,
   whose uncached lengths are a fraction of the case study's. Under agents the tuned t sends nearly
-  all away, since a scarce link lets only the home's own prefix count; queues tell `expected` and
-  `slack` better.
+  all away, since a scarce link lets only the home's own prefix count, and only the limit on PrfaaS
+  queues (16 prompts) turns any back; queues tell `expected` and `slack` better.
 - Decode slots are granted before the decision, as in production, so a prompt holds one while it
   waits, and decode-bound systems stay under equation 5.
 - Not simulated: chunked prefill and batching inside an instance, time-outs and retries of clients,

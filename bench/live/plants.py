@@ -34,7 +34,7 @@ DECODE_TOKENS_PER_SECOND: Final = 40.0
 SLOTS: Final = 20
 BOUNDS: Final = (50, 12_800)
 """Bounds of `auto`, in tokens."""
-BUDGET_SECONDS: Final = 5.0
+BUDGET_SECONDS: Final = 30.0
 QUEUE_LIMIT: Final = 4
 DWELL_SECONDS: Final = 5.0
 LEASE_SECONDS: Final = 3.0

@@ -163,9 +163,12 @@ class SchedulerSettings(Section):
     and not the one that knows it. Under policy `paper`, and not for tenants with a token limit."""
     signal_max_age_seconds: PositiveDuration = 10
     """Age at which a queue depth or load reading no longer counts: ten short periods."""
-    link_budget_seconds: PositiveDuration = 5
-    """Bytes booked on a link stay below its capacity times this; beyond it `link_congested`. The
-    dwell time: congestion of that length the short loop cannot cure sooner."""
+    link_budget_seconds: PositiveDuration = 30
+    """Bytes booked on a link stay below its usable bandwidth times this; beyond it
+    `link_congested`. A hand-off is booked while it waits and computes as well, so less than some
+    times the longest prefill (7.4 s for 128K tokens on the example's H200) books a starved link out
+    while it idles: 30 s is where a solved t does well (`docs/benchmarks/starved-link.md`). More of
+    it lets more wait for a link that stops."""
     leader_lease_seconds: Annotated[PositiveDuration, Field(ge=0.3)] = 3
     """Of the processes that share a store one controls; another does at most so long after it died.
     Three lost renewals, half a second apart, cost the lease. Not below 0.3: a renewal is a round

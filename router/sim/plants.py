@@ -78,7 +78,7 @@ class RuleSpec:
     tokens: Tokens = 19_400
     by_total: bool = False
     remote_queue_limit: int = 16
-    link_budget: Seconds = 5.0
+    link_budget: Seconds = 30.0
     queue_size: int = 1024
     gates: GateView = GateView()
 

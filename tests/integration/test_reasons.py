@@ -286,7 +286,8 @@ async def test_link_congested_by_booked_bytes(tmp_path: Path) -> None:
     """Bytes booked on the link and not yet pulled keep the next prompt local, then free it."""
     # 0.1 Gbit/s carry 62.5 MB in five seconds; 40,000 tokens make 40 MB.
     links = [{"name": "west-east", "from": "west", "to": "east", "capacity_gbps": 0.1}]
-    async with scripted_system(tmp_path, model=PROFILED, links=links) as system:
+    budget = {"link_budget_seconds": 5}
+    async with scripted_system(tmp_path, model=PROFILED, links=links, scheduler=budget) as system:
         ready = asyncio.Event()
         engine = system.engine("d0")
         engine.then(lambda request: [Until(ready), *engine._complete(request)])
