@@ -44,9 +44,9 @@ seconds and bytes are as they are. A PrfaaS queue is full at {queue} prompts; th
 Times are honest only where nobody waits for a processor: a machine with other work should give all
 of this priority over it.
 
-While the link starves, t solved anew does not by itself make first tokens come sooner: with t fixed
-the link's budget spills what does not fit, request by request, and what does fit is still offloaded
-([evidence](../evidence.md) finds the same by simulation).
+What a t solved anew is worth while the link starves depends on the load and on how much of the link
+may be booked; one minute of one load shows little of it. [Simulated](starved-link.md) over many
+seeds, it is told for several of both.
 """
 
 
