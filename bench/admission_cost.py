@@ -56,7 +56,7 @@ def visiting(visits: Visits, tenant: Tenant) -> Callable[[], Awaitable[None]]:
     """Return one request's calls to limits and admission, in their order."""
 
     async def once() -> None:
-        async with visits.open(tenant) as visit:
+        with visits.open(tenant) as visit:
             await visit.charge(1000)
             await visit.admit(LANE, tenant.priority)
             visit.full(LANE.model)

@@ -311,7 +311,7 @@ class ClientConnection(HttpToolsProtocol):
         # refused, so nothing can follow it on its connection.
         keep = not self._surplus and not self.expect_100_continue
         return Cycle(
-            cast("Scope", self.scope),
+            self.scope,  # type: ignore[arg-type]  # uvicorn's own type of it
             voice=self._voice,
             flow=self.flow,
             own_fields=self.server_state.default_headers,

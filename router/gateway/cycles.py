@@ -124,12 +124,16 @@ class Cycle:
         self._size += len(piece)
         if self._size > READ_AHEAD_BYTES:
             self._flow.pause_reading()
-        self.tell()
+        self._has_news = True
+        if self._waiter is not None:
+            self.tell()
 
     def end_body(self) -> None:
         """The body is whole."""
         self.more_body = False
-        self.tell()
+        self._has_news = True
+        if self._waiter is not None:
+            self.tell()
 
     def depart(self) -> None:
         """The client has left."""
@@ -249,11 +253,12 @@ class Cycle:
         """Write the head. Raises RuntimeError for a field that HTTP does not allow."""
         self.response_started = True
         self.waiting_for_100_continue = False
-        names = [name for name, _ in fields]
-        values = [value for _, value in fields]
+        names, values = zip(*fields, strict=True) if fields else ((), ())
         if _NOT_IN_NAMES.search(b"".join(names)) or _NOT_IN_VALUES.search(b"".join(values)):
             raise RuntimeError("a response header has characters that HTTP does not allow")
-        lines = [STATUS_LINE[status], *[b"%b: %b\r\n" % field for field in self._own_fields]]
+        lines = [STATUS_LINE[status]]
+        if self._own_fields:
+            lines += [b"%b: %b\r\n" % field for field in self._own_fields]
         lines += [b"%b: %b\r\n" % field for field in fields]
         if b"content-length" in names:
             self._left = int(values[names.index(b"content-length")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -32,7 +32,7 @@ from router.gateway.requests import (
     Scope,
     Send,
     choose_request_id,
-    header,
+    first_fields,
     read_body,
     unless_gone,
 )
@@ -85,6 +85,10 @@ _LAST = 100
 
 _LONGEST_INTEGER = 20
 """Characters of a signed integer of 64 bits, which is what vLLM takes for a priority."""
+
+
+Fields = Mapping[bytes, bytes]
+"""A request's header fields, as `first_fields` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,26 +174,27 @@ class Endpoint:
         self._surface = surface
         self._path = path
         self._kind = kind
+        self._named_errors = speaks_anthropic(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         surface = self._surface
-        request_id = choose_request_id(header(scope, b"x-request-id"), surface.new_id)
+        fields = first_fields(scope)
+        request_id = choose_request_id(fields.get(b"x-request-id"), surface.new_id)
         outcome = Outcome(request_id, self._path, surface.clock.monotonic())
         answer = Answering(
             send,
             outcome,
             outlet=scope.get("extensions", {}).get(OUTLET),
             expose_routing=surface.rules.expose_routing_headers,
-            named_errors=speaks_anthropic(self._path),
+            named_errors=self._named_errors,
         )
         try:
-            tenant = surface.tenants.authenticate(self._read_credential(scope))
+            tenant = surface.tenants.authenticate(self._read_credential(fields))
             outcome.tenant = tenant.name
             answer.visit = surface.visits.open(tenant, limited=self._is_limited)
-            async with answer.visit as visit:
-                with surface.budget.share() as share:
-                    await self._answer(scope, receive, visit, answer, share)
+            with answer.visit as visit, surface.budget.share() as share:
+                await self._answer(scope, fields, receive, visit, answer, share)
         except ClientGone:
             outcome.status = outcome.status or _CLIENT_CLOSED
             outcome.error = "client_gone"
@@ -207,6 +212,7 @@ class Endpoint:
     async def _answer(
         self,
         scope: Scope,
+        fields: Fields,
         receive: Receive,
         visit: Visit,
         answer: Answering,
@@ -217,7 +223,7 @@ class Endpoint:
         if self._kind is BodyKind.PASSED and is_multipart(scope):
             upload = BodyStream(scope, receive, limit)
             body = passed_body(await upload.peek_model())
-            kind = header(scope, b"content-type") or b""
+            kind = fields.get(b"content-type", b"")
             call = Call(self._path, Verbatim(content_type=kind, upload=upload))
             receive = upload.receive
         else:
@@ -226,7 +232,7 @@ class Endpoint:
         only = None
         if self._kind is BodyKind.RESPONSES:
             only = await self._find_previous(body, visit.tenant)
-        ask = self._form_ask(scope, body, visit.tenant, answer.outcome, only=only)
+        ask = self._form_ask(fields, body, visit.tenant, answer.outcome, only=only)
         await unless_gone(scope, receive, self._serve(scope, ask, call, visit, answer))
 
     async def _serve(
@@ -257,7 +263,7 @@ class Endpoint:
 
     def _form_ask(
         self,
-        scope: Scope,
+        fields: Fields,
         body: ClientBody,
         tenant: Tenant,
         outcome: Outcome,
@@ -279,9 +285,9 @@ class Endpoint:
             named=named,
             body=body,
             salt=salt,
-            home=self._choose_home(scope, tenant),
+            home=self._choose_home(fields, tenant),
             only=only,
-            priority=choose_priority(scope, body, tenant),
+            priority=choose_priority(fields, body, tenant),
         )
 
     async def _find_previous(self, body: ClientBody, tenant: Tenant) -> str | None:
@@ -306,22 +312,24 @@ class Endpoint:
         origin = Origin(decision.decode.instance, ask.named.asked)
         return IdSpotter(partial(self._surface.stored.note, ask.tenant.name, origin=origin))
 
-    def _read_credential(self, scope: Scope) -> bytes | None:
+    def _read_credential(self, fields: Fields) -> bytes | None:
         """Return the Authorization; Anthropic's clients put their key into `x-api-key`."""
-        told = header(scope, b"authorization")
-        if told is None and speaks_anthropic(self._path):
-            key = header(scope, b"x-api-key")
+        told = fields.get(b"authorization")
+        if told is None and self._named_errors:
+            key = fields.get(b"x-api-key")
             return None if key is None else b"Bearer " + key
         return told
 
-    def _choose_home(self, scope: Scope, tenant: Tenant) -> str | None:
+    def _choose_home(self, fields: Fields, tenant: Tenant) -> str | None:
         """Return the home that the request names, where its tenant may and it exists."""
-        asked = header(scope, b"x-prfaas-home") if tenant.may_choose_home else None
-        name = "" if asked is None else asked.decode("latin-1")
+        asked = fields.get(b"x-prfaas-home") if tenant.may_choose_home else None
+        if asked is None:
+            return tenant.home
+        name = asked.decode("latin-1")
         return name if name in self._surface.rules.homes else tenant.home
 
 
-def choose_priority(scope: Scope, body: ClientBody, tenant: Tenant) -> int:
+def choose_priority(fields: Fields, body: ClientBody, tenant: Tenant) -> int:
     """Return a request's priority in the queue: lower goes first, as in vLLM.
 
     `x-prfaas-priority`, else the body's `priority`, counts where the tenant may choose, and never
@@ -329,7 +337,7 @@ def choose_priority(scope: Scope, body: ClientBody, tenant: Tenant) -> int:
     """
     if not tenant.may_choose_priority:
         return tenant.priority
-    asked = header(scope, b"x-prfaas-priority")
+    asked = fields.get(b"x-prfaas-priority")
     if asked is None and "priority" in body.fields:
         asked = bytes(body.fields["priority"])
     if asked is None or len(asked) > _LONGEST_INTEGER:
@@ -351,6 +359,7 @@ class StoredEndpoint(Endpoint):
     async def _answer(
         self,
         scope: Scope,
+        fields: Fields,
         receive: Receive,
         visit: Visit,
         answer: Answering,
@@ -367,7 +376,7 @@ class StoredEndpoint(Endpoint):
             raise NotFound(f"no response {response_id!r}", param="response_id")
         call = Call(scope["path"] + _read_query(scope), Verbatim(method=method))
         body, outcome = passed_body(origin.model), answer.outcome
-        ask = self._form_ask(scope, body, visit.tenant, outcome, only=origin.instance)
+        ask = self._form_ask(fields, body, visit.tenant, outcome, only=origin.instance)
         work = self._serve(scope, ask, call, visit, answer)
         await unless_gone(scope, receive, work)
 
@@ -449,7 +458,7 @@ class Answering:
         self._started = True
         self.outcome.status = status
         headers.append((b"x-request-id", self.outcome.request_id.encode("ascii")))
-        if self.visit is not None:
+        if self.visit is not None and self.visit.standings:
             headers += rate_headers(self.visit.standings)
         if self._expose_routing and self.outcome.decision is not None:
             headers += routing_headers(self.outcome.decision, self.outcome.total_tokens or 0)

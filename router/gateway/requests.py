@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -45,6 +45,11 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
+def first_fields(scope: Scope) -> Mapping[bytes, bytes]:
+    """Return a request's header fields by their names in lower case; of several the first."""
+    return dict(reversed(scope["headers"]))
+
+
 def choose_request_id(offered: bytes | None, new_id: Callable[[], str]) -> str:
     """Return the client's own request id if it is short and printable, else a new one (CASES R30).
 
@@ -63,34 +68,29 @@ class BodyBudget:
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self.held = 0
 
     def share(self) -> BodyShare:
         """Return what one request holds of it, for the time of a `with` block."""
         return BodyShare(self)
 
-    def take(self, count: int) -> None:
-        """Hold so many bytes more. Raises Overloaded over the limit, then without them."""
-        if self.held + count > self._limit:
-            raise Overloaded("the bodies of other requests fill the memory for them")
-        self.held += count
-
-    def give_back(self, count: int) -> None:
-        """Hold so many bytes less."""
-        self.held -= count
-
 
 class BodyShare:
     """What one request holds of a budget; given back at the end of its block."""
+
+    __slots__ = ("_budget", "_held")
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._held = 0
 
     def take(self, count: int) -> None:
-        """Hold so many bytes more. Raises Overloaded."""
-        self._budget.take(count)
+        """Hold so many bytes more. Raises Overloaded over the budget's limit, without them."""
+        budget = self._budget
+        if budget.held + count > budget.limit:
+            raise Overloaded("the bodies of other requests fill the memory for them")
+        budget.held += count
         self._held += count
 
     def __enter__(self) -> Self:
@@ -102,7 +102,7 @@ class BodyShare:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._budget.give_back(self._held)
+        self._budget.held -= self._held
         self._held = 0
 
 
@@ -147,18 +147,14 @@ def too_large(limit: int) -> BodyTooLarge:
 async def unless_gone(scope: Scope, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run `work` until it ends or the client leaves, whichever is first.
 
-    A client that leaves cancels the work at once, waits for it to free what it holds, and raises
-    ClientGone. Where the server does not call back, a task reads until it tells so.
+    A client that leaves cancels the work, which runs in this task, at once, waits for it to free
+    what it holds, and raises ClientGone. Where the server does not call back, a task reads until it
+    tells so.
     """
     departures: Departures | None = scope.get("extensions", {}).get(DEPARTURES)
     if departures is None:
         await _race(receive, work)
-    else:
-        await _until_departure(departures, work)
-
-
-async def _until_departure(departures: Departures, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` in this task, which the client's departure cancels."""
+        return
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - a coroutine runs in one
     told = 0

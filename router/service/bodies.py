@@ -257,17 +257,17 @@ def read_body(raw: bytes, kind: BodyKind) -> ClientBody:
         raw=raw,
         fields=MappingProxyType(fields),
         model=_read_model(fields),
-        stream=kind is not BodyKind.PASSED and _read_flag(fields, "stream"),
+        stream=kind is not BodyKind.PASSED and "stream" in fields and _read_flag(fields, "stream"),
         prompt=prompt,
         disaggregable=_may_split(fields, kind, prompt),
         media=isinstance(prompt, Conversation) and _has_media(prompt.messages),
-        include_usage=_wants_usage(fields),
-        cache_salt=_read_optional_text(fields, "cache_salt"),
+        include_usage="stream_options" in fields and _wants_usage(fields),
+        cache_salt=_read_optional_text(fields, "cache_salt") if "cache_salt" in fields else None,
     )
 
 
 def _read_object(raw: bytes) -> dict[str, msgspec.Raw]:
-    if not raw.strip():
+    if not raw or raw.isspace():
         raise BadRequest("the body is empty; a JSON object is needed", code="invalid_json")
     try:
         return _FIELDS.decode(raw)
@@ -311,7 +311,7 @@ def _read_optional_text(fields: Mapping[str, msgspec.Raw], name: str) -> str | N
 
 
 def _read_flag(fields: Mapping[str, msgspec.Raw], name: str) -> bool:
-    flag = _FLAGS.get(bytes(fields[name])) if name in fields else False
+    flag = _FLAGS.get(bytes(fields[name]))
     if flag is not None:
         return flag
     raise BadRequest(f"{name} must be true or false", param=name)
@@ -321,8 +321,6 @@ _FLAGS: Mapping[bytes, bool] = MappingProxyType({b"true": True, b"false": False,
 
 
 def _wants_usage(fields: Mapping[str, msgspec.Raw]) -> bool:
-    if "stream_options" not in fields:
-        return False
     options = _member(fields, "stream_options")
     return isinstance(options, dict) and options.get("include_usage") is True
 

@@ -1,6 +1,6 @@
 """One client request's stay: what it holds of its tenant's limits, of slots and of instances.
 
-    async with visits.open(tenant) as visit:
+    with visits.open(tenant) as visit:
         await visit.charge(tokens)          # 429
         await visit.admit(lane, priority)   # waits; 503
         ...
@@ -50,6 +50,7 @@ class Visit:
 
     def __init__(self, visits: Visits, tenant: Tenant, limits: TenantLimits) -> None:
         self._limits = limits
+        self._is_limited = not limits.unlimited
         self._ledger = visits.limits
         self._admission = visits.admission
         self._room = visits.room
@@ -64,14 +65,14 @@ class Visit:
         self.tenant = tenant
         self.standings: tuple[Standing, ...] = ()
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         """Count the request as running. Raises RateLimited."""
-        if not self._limits.unlimited:
+        if self._is_limited:
             self._judge(self._ledger.enter(self.tenant.name, self._limits))
             self._entered = True
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
@@ -87,7 +88,7 @@ class Visit:
 
     async def charge(self, tokens: Tokens) -> None:
         """Charge the request, of so many prompt tokens. Raises RateLimited, and charges nothing."""
-        if not self._limits.unlimited:
+        if self._is_limited:
             verdict = await self._ledger.charge(self.tenant.name, self._limits, tokens)
             self._hold = verdict.hold
             self._judge(verdict)
