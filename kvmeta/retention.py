@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from kvmeta.types import BlockHash, CacheLayout, GroupKind, PromptBlocks
+from kvmeta.types import BlockHash, CacheLayout, PromptBlocks
 
 
 class Kept(Struct, frozen=True, eq=False, gc=False):
@@ -77,8 +77,7 @@ def keep_prompt(layout: CacheLayout, prompt: PromptBlocks) -> Kept | None:
     """
     unit, alignment = layout.block_size, layout.declared_alignment
     computed = prompt.limit + 1
-    kinds = [group.kind for group in layout.groups]
-    if kinds.count(GroupKind.FULL_ATTENTION) == len(kinds):
+    if layout.attends_fully:
         kept = Kept(
             prompt.hashes[: computed // unit], unit, alignment, beyond=unit if layout.eagle else 0
         )

@@ -69,11 +69,16 @@ class CacheLayout:
     declared_alignment: int = field(init=False, repr=False, compare=False)
     """The alignment that follows from the declaration alone, in tokens."""
 
+    attends_fully: bool = field(init=False, repr=False, compare=False)
+    """Whether every group is of full attention."""
+
     def __post_init__(self) -> None:
         """Derive what every look-up would."""
         sizes = [group.block_size or self.block_size for group in self.groups]
         declared = self.alignment or lcm(self.block_size, *sizes)
         object.__setattr__(self, "declared_alignment", declared)
+        full = all(group.kind is GroupKind.FULL_ATTENTION for group in self.groups)
+        object.__setattr__(self, "attends_fully", full)
 
 
 class SourceId(Struct, frozen=True, order=True, gc=False):

@@ -326,7 +326,9 @@ class MemoryIndex:
 
 def _may_speak(entry: _Source, prompt: PromptBlocks, now: float) -> bool:
     """Whether a source counts at all for a prompt."""
-    if entry.state is SourceState.UNKNOWN or _is_stale(entry, now):
+    if entry.state is SourceState.UNKNOWN:
+        return False
+    if entry.max_age_seconds is not None and _is_stale(entry, now):
         return False
     return not prompt.salted or entry.ledger.tells_salts
 

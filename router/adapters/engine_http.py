@@ -227,7 +227,7 @@ class Origin:
         if connection is None:
             self._free_slot()
             return
-        if turn := self._next_in_line():
+        if self._line and (turn := self._next_in_line()):
             turn.set_result(connection)
             return
         self._idle.append(connection)

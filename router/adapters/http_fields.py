@@ -69,13 +69,16 @@ def encode_request(request: EngineRequest, authority: bytes, prefix: bytes) -> b
 
 def _check_fields(fields: Headers) -> None:
     """Raise ValueError for a field that HTTP does not allow, or that is the connection's own."""
-    for name, _ in fields:
+    if not fields:
+        return
+    names, values = zip(*fields, strict=True)
+    for name in names:
+        if not name:
+            raise ValueError("a header field has no name")
         if name.lower() in _FRAMING:
             raise ValueError(f"{name!r} belongs to the client of the connection")
     # One search each over all of them: nothing may be in any of them.
-    names = b"".join([name or b":" for name, _ in fields])
-    values = b"".join([value for _, value in fields])
-    if _NOT_IN_NAMES.search(names) or _NOT_IN_VALUES.search(values):
+    if _NOT_IN_NAMES.search(b"".join(names)) or _NOT_IN_VALUES.search(b"".join(values)):
         raise ValueError("a header field has characters that HTTP does not allow")
 
 

@@ -67,8 +67,7 @@ class CountTable(Collector):
         self._what = what
         self._labels = tuple(labels)
         self._children: dict[tuple[str, ...], Count] = {}
-        if not labels:
-            self.labels()
+        self._bare = None if labels else self.labels()
         registry.register(self)
 
     def labels(self, *values: str) -> Count:
@@ -81,7 +80,7 @@ class CountTable(Collector):
 
     def inc(self, amount: float = 1.0) -> None:
         """Add to a counter without labels."""
-        self.labels().value += amount
+        (self._bare or self.labels()).value += amount
 
     def collect(self) -> Iterator[Metric]:
         """Return the family as it is now."""
@@ -107,8 +106,7 @@ class DistributionTable(Collector):
         self._bounds = tuple(bounds)
         self._labels = tuple(labels)
         self._children: dict[tuple[str, ...], Distribution] = {}
-        if not labels:
-            self.labels()
+        self._bare = None if labels else self.labels()
         registry.register(self)
 
     def labels(self, *values: str) -> Distribution:
@@ -121,7 +119,7 @@ class DistributionTable(Collector):
 
     def observe(self, value: float) -> None:
         """Take a value into a histogram without labels."""
-        self.labels().observe(value)
+        (self._bare or self.labels()).observe(value)
 
     def collect(self) -> Iterator[Metric]:
         """Return the family as it is now."""

@@ -242,7 +242,7 @@ class Endpoint:
         surface, outcome = self._surface, answer.outcome
         routed = await surface.routing.route(ask, visit)
         outcome.total_tokens = routed.request.total_tokens
-        outcome.decision = routed.decision
+        outcome.decision = decided = routed.record.decision
         request = RelayRequest(
             path=call.path,
             body=routed.ask.body,
@@ -253,13 +253,16 @@ class Endpoint:
             verbatim=call.verbatim,
         )
         try:
-            response = await surface.make_relay(routed).run(request, routed.decision)
-        finally:
+            response = await surface.make_relay(routed).run(request, decided)
+        except BaseException:
             outcome.decision = routed.decision
-        async with response:
+            raise
+        try:
             surface.routing.settle(routed, response.decision)
             outcome.decision = response.decision
             await answer.pass_on(response, self._watch_id(ask, response.decision))
+        finally:
+            await response.aclose()
 
     def _form_ask(
         self,

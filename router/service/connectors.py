@@ -18,7 +18,6 @@ from typing import Protocol
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kvmeta.types import CacheLayout, GroupKind
 from router.domain.errors import NotFound
@@ -141,13 +140,13 @@ class NixlConnector:
             params = _NIXL_PARAMS.decode(answer.kv_transfer_params) or {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError("the prefill's answer is not a completion") from error
-        told = _read_usage(answer.usage)
-        if told.cached_tokens is None:
-            told = replace(told, cached_tokens=_read_count(params.get(_NIXL_CACHED)))
-        if not params:
-            return told
-        changes = {"kv_transfer_params": bytes(answer.kv_transfer_params)}
-        return replace(told, handoff=Handoff(changes))
+        prompt_tokens, cached = _read_usage(answer.usage)
+        if cached is None:
+            cached = _read_count(params.get(_NIXL_CACHED))
+        handoff = None
+        if params:
+            handoff = Handoff({"kv_transfer_params": bytes(answer.kv_transfer_params)})
+        return PrefillAnswer(handoff, prompt_tokens, cached)
 
     def form_decode(self, body: ClientBody, served_name: str, handoff: Handoff | None) -> bytes:
         """Return the client's body and, where there is one, the hand-off verbatim."""
@@ -243,18 +242,20 @@ _NIXL_PARAMS = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 _NIXL_CACHED = "remote_prefill_cached_tokens"
 
 
-def _read_usage(raw: msgspec.Raw) -> PrefillAnswer:
-    """Read a usage object of any endpoint; one that cannot be read tells nothing."""
+def _read_usage(raw: msgspec.Raw) -> tuple[Tokens | None, Tokens | None]:
+    """Read prompt and cached tokens from a usage object of any endpoint.
+
+    One that cannot be read tells nothing.
+    """
     try:
         usage = _USAGE.decode(raw) or _Usage()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         usage = _Usage()
     details = usage.prompt_tokens_details or usage.input_tokens_details or _PromptDetails()
     cached = details.cached_tokens
-    return PrefillAnswer(
-        handoff=None,
-        prompt_tokens=usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens,
-        cached_tokens=usage.cache_read_input_tokens if cached is None else cached,
+    return (
+        usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens,
+        usage.cache_read_input_tokens if cached is None else cached,
     )
 
 

@@ -31,8 +31,7 @@ class EngineReading:
     transfer_seconds: Seconds | None = None
 
 
-@dataclass(eq=False, slots=True)
-class PrefillLeg:
+class PrefillLeg(Struct, eq=False, gc=False):
     """One prefill in flight: when it was sent and how long it was expected to take."""
 
     sent_at: Seconds

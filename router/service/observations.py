@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from router.domain.decision import Decision, Placement, TokenSource
-from router.domain.units import Bytes, Seconds, Tokens
+from router.domain.units import Seconds, Tokens
 from router.ports import Clock
-from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, RelayHook, Usage
+from router.service.relay_ports import RelayHook, Usage
 from router.service.routing import Routed
 
 
@@ -36,23 +36,15 @@ class ObservedCourse:
         self._truncation = truncation
         self._began: Seconds | None = None
         self._drifted = False
-
-    def fell_back(self, decision: Decision, fallback: Fallback) -> None:
-        """Pass on a change of course."""
-        self._hook.fell_back(decision, fallback)
-
-    def upstream_failed(self, instance: str, leg: Leg, kind: FailureKind) -> None:
-        """Pass on a failed call."""
-        self._hook.upstream_failed(instance, leg, kind)
+        # Passed on as it is.
+        self.fell_back = hook.fell_back
+        self.upstream_failed = hook.upstream_failed
+        self.kv_shipped = hook.kv_shipped
 
     def prefill_answered(self, placement: Placement, usage: Usage) -> None:
         """Pass on, and compare the prefill leg's count with ours."""
         self._hook.prefill_answered(placement, usage)
         self._compare(usage, short=self._truncation)
-
-    def kv_shipped(self, decision: Decision, size: Bytes, outcome: KvOutcome) -> None:
-        """Pass on what became of a hand-off's bytes."""
-        self._hook.kv_shipped(decision, size, outcome)
 
     def first_byte(self, decision: Decision, elapsed: Seconds) -> None:
         """Pass on, and start to measure the pace."""

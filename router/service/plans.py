@@ -11,7 +11,6 @@ from router.service.fleet import Fleet
 from router.service.foresight import Foresight
 from router.service.holding import Together
 from router.service.links import LinkBoard
-from router.service.models import NamedModel
 from router.service.relay_ports import Booking, FailureKind, Leg, Target
 from router.service.routing import Routed, Routing
 
@@ -30,7 +29,9 @@ class RequestPlanner:
             found = self._fleet.member(instance).instance
         except NotFound:
             return None
-        return Target(found, _served_name(self._routed.ask.named, found.served_name))
+        # An adapter's name is the same everywhere; a model's may be an instance's own.
+        named = self._routed.ask.named
+        return Target(found, named.lora or found.served_name or named.model.served_name)
 
     async def replan_local(
         self,
@@ -48,11 +49,6 @@ class RequestPlanner:
     ) -> Decision | NoRoute:
         """Decide again for another decode instance."""
         return await self._routing.replan_decode(self._routed, excluded)
-
-
-def _served_name(named: NamedModel, own: str | None) -> str:
-    """An adapter's name is the same everywhere; a model's may be an instance's own."""
-    return named.lora or own or named.model.served_name
 
 
 class RequestLedger:
@@ -88,7 +84,7 @@ class RequestLedger:
         expected = self._routed.ask.named.model.prefill_seconds(kind, compute_tokens)
         return Together(
             self._fleet.prefill_leg(placement.instance, expected),
-            self._fleet.decode_due(self._routed.decision.decode.instance),
+            self._fleet.decode_due(self._routed.record.decision.decode.instance),
             self._foresee(placement),
         )
 
@@ -99,7 +95,7 @@ class RequestLedger:
     def _foresee(self, placement: Placement) -> AbstractContextManager[None]:
         """Let the prompt count where it is being computed, if its blocks are known."""
         self._computing = placement
-        prompt = self._routed.prompt
+        prompt = self._routed.sight.prompt
         if prompt is None:
             return nullcontext()
         layout = self._routed.ask.named.model.layout
@@ -127,7 +123,7 @@ class RequestLedger:
     def succeeded(self, instance: str) -> None:
         """Note a finished call."""
         self._fleet.record_success(instance)
-        placement, prompt = self._computing, self._routed.prompt
+        placement, prompt = self._computing, self._routed.sight.prompt
         if placement is not None and placement.instance == instance:
             self._computing = None
             if prompt is not None:

@@ -17,6 +17,7 @@ What is counted is `Held` by one attempt, so that whatever happens it is given b
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -99,14 +100,16 @@ class Relay:
         self.clock = clock
         self.settings = settings
 
-    async def run(self, request: RelayRequest, decision: Decision) -> RelayedResponse:
+    def run(
+        self, request: RelayRequest, decision: Decision
+    ) -> Coroutine[Any, Any, RelayedResponse]:
         """Answer `request` as decided, or as its fallbacks say.
 
         Returns once the answer's head (or a whole short body) is here. Raises UpstreamError when
         engines failed, NobodyAlive or Overloaded when none is left. Cancelling it cuts what runs,
         within `prefill_grace + release_grace`.
         """
-        return await _Course(self, request, decision).run()
+        return _Course(self, request, decision).run()
 
 
 class _Course:
@@ -119,7 +122,7 @@ class _Course:
         self._progress = Progress(decision)
         self._decision = decision
         self._calls = {Leg.PREFILL: 0, Leg.DECODE: 0}
-        self._bookings: list[Booking] = []
+        self._bookings: Sequence[Booking] = ()
         self._bytes_due = False
 
     async def run(self) -> RelayedResponse:
@@ -300,7 +303,7 @@ class _Course:
             decision=self._decision,
             body=content if isinstance(content, bytes) else None,
             source=None if isinstance(content, bytes) else content,
-            close=watch.aclose,
+            close=None if reader.is_done else watch.aclose,
         )
 
     # -- if a leg fails
@@ -398,13 +401,15 @@ class _Course:
     def _book(self, held: Held) -> None:
         """Reserve what the legs will move between clusters."""
         ledger, prefix = self._relay.ledger, self._decision.prefix_transfer
-        self._bookings = [ledger.hand_over(self._decision, streams=self._request.body.stream)]
-        if prefix is not None:
-            self._bookings.append(ledger.book(prefix.link, prefix.bytes))
+        handoff = ledger.hand_over(self._decision, streams=self._request.body.stream)
+        self._bookings = (
+            (handoff,) if prefix is None else (handoff, ledger.book(prefix.link, prefix.bytes))
+        )
         held.add(self._release_bookings)
 
     def _release_bookings(self) -> None:
-        for booking in self._bookings:
+        bookings, self._bookings = self._bookings, ()
+        for booking in bookings:
             booking.release()
 
     def _count_bytes(self, outcome: KvOutcome) -> None:

@@ -146,7 +146,8 @@ class AnswerReader:
     ) -> None:
         """`any_end` takes a stream for whole wherever HTTP says that it is.
 
-        Without it a stream must end with the last word of its API.
+        Without it a stream must end with the last word of its API. Once `is_done` the response was
+        read to its end, and the watch has been told.
         """
         self._response = response
         self._instance = instance
@@ -155,6 +156,7 @@ class AnswerReader:
         self._whole_limit = whole_limit
         self._named_errors = named_errors
         self._any_end = any_end
+        self.is_done = False
         coding = find_header(response.headers, b"content-encoding")
         self._opaque = bool(coding) and not _is_readable(coding)
         self._plain = None if coding and can_unpack(coding) else response
@@ -169,20 +171,24 @@ class AnswerReader:
         told nothing.
         """
         kind = find_header(self._response.headers, b"content-type")
+        kind = kind.partition(b";")[0].strip().lower()
         chunks = self._response.chunks()
         if self._plain is None:
             chunks = _unpack(chunks, self._instance)
         if self._opaque:
             return self._copy(chunks)
-        if kind.strip().lower().startswith(b"text/event-stream"):
+        if kind == b"text/event-stream":
             return self._stream(chunks)
-        if not self._is_json(kind):
+        # What has no type may be JSON; audio and text are not.
+        if kind and not kind.endswith((b"/json", b"+json")):
             return self._copy(chunks)
         if self._plain is not None and (body := self._plain.take_whole()) is not None:
             if body:
                 self._watch.began()
-            over = len(body) > self._whole_limit
-            return self._copy(chunks, body) if over else self._rewrite(body)
+            if len(body) > self._whole_limit:
+                return self._copy(chunks, body)
+            self.is_done = True
+            return self._rewrite(body)
         held: list[bytes] = []
         size = 0
         async for chunk in chunks:
@@ -198,12 +204,6 @@ class AnswerReader:
         rewritten = self._rewriter.rewrite(body)
         self._watch.ended(rewritten.usage, 0, complete=True)
         return rewritten.text
-
-    @staticmethod
-    def _is_json(kind: bytes) -> bool:
-        """Whether a body may be JSON: what has no type is looked at, audio and text are not."""
-        kind = kind.partition(b";")[0].strip().lower()
-        return not kind or kind.endswith((b"/json", b"+json"))
 
     def _copy(self, chunks: AsyncIterator[bytes], held: bytes = b"") -> AnswerStream:
         flow = CopiedBody(self._watch, began=bool(held))

@@ -392,7 +392,7 @@ class Routing:
 
     def settle(self, routed: Routed, decision: Decision) -> None:
         """Remember what a request was answered by where the relay left the decided course."""
-        if decision != routed.decision:
+        if decision is not routed.record.decision and decision != routed.record.decision:
             routed.record = self._log.amend(routed.record, decision)
 
     async def explain(self, ask: Ask, what_if: WhatIf) -> DecisionRecord:

@@ -9,10 +9,9 @@ from kvmeta.history import PromptHistory
 from kvmeta.index import MetadataIndex
 from kvmeta.truth import TruthRecord, weigh_answer
 from kvmeta.types import SourceId, SourceState
-from router.domain.decision import Decision, Placement
-from router.domain.units import Bytes, Seconds
+from router.domain.decision import Placement
 from router.service.observations import CourseHook
-from router.service.relay_ports import FailureKind, Fallback, KvOutcome, Leg, Usage
+from router.service.relay_ports import Usage
 
 OVER_STATED = "over_stated"
 """The cause under which a source's report counts its demotions."""
@@ -40,6 +39,14 @@ class TruthWatch:
         self._history = history
         self._records: dict[tuple[SourceId, SourceState], TruthRecord] = {}
         self._due: asyncio.Queue[SourceId] = asyncio.Queue(_DUE)
+        # Passed on as it is.
+        self.fell_back = hook.fell_back
+        self.upstream_failed = hook.upstream_failed
+        self.kv_shipped = hook.kv_shipped
+        self.first_byte = hook.first_byte
+        self.answered = hook.answered
+        self.output_paced = hook.output_paced
+        self.drifted = hook.drifted
 
     async def run(self) -> None:
         """Demote whoever is due, until cancelled."""
@@ -69,35 +76,3 @@ class TruthWatch:
             self._history.forget_instance(placement.instance)
         elif failed and placement.cache_state is SourceState.SYNCED and not self._due.full():
             self._due.put_nowait(source)
-
-    # -- passed on as it is
-
-    def fell_back(self, decision: Decision, fallback: Fallback) -> None:
-        """Pass on."""
-        self._hook.fell_back(decision, fallback)
-
-    def upstream_failed(self, instance: str, leg: Leg, kind: FailureKind) -> None:
-        """Pass on."""
-        self._hook.upstream_failed(instance, leg, kind)
-
-    def kv_shipped(self, decision: Decision, size: Bytes, outcome: KvOutcome) -> None:
-        """Pass on."""
-        self._hook.kv_shipped(decision, size, outcome)
-
-    def first_byte(self, decision: Decision, elapsed: Seconds) -> None:
-        """Pass on."""
-        self._hook.first_byte(decision, elapsed)
-
-    def answered(
-        self, decision: Decision, usage: Usage | None, content_events: int, *, complete: bool
-    ) -> None:
-        """Pass on."""
-        self._hook.answered(decision, usage, content_events, complete=complete)
-
-    def output_paced(self, decision: Decision, seconds_per_token: Seconds) -> None:
-        """Pass on."""
-        self._hook.output_paced(decision, seconds_per_token)
-
-    def drifted(self) -> None:
-        """Pass on."""
-        self._hook.drifted()
