@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from router.adapters.exchange import Exchange
 from router.adapters.http1 import Connection, NotProcessed
-from router.adapters.http_fields import encode_request
+from router.adapters.http_fields import encode_request, encode_start
 from router.domain.errors import UpstreamUnreachable
 from router.domain.units import Seconds
 from router.ports import EngineRequest
@@ -36,6 +36,9 @@ _SHORTEST_EXPIRY: Final[Seconds] = 0.02
 
 _MAX_ORIGINS: Final = 4096
 """Engines come and go; beyond this many addresses the unused ones are forgotten."""
+
+_MOST_STARTS: Final = 64
+"""Beginnings of requests that are remembered of each engine: more than it has paths."""
 
 _KEEPALIVE_OPTIONS: Final = (
     # A path that died under a long, silent prefill is found out in 30 s, and so is a peer that
@@ -75,8 +78,9 @@ class Origin:
         self._host = parts.hostname
         self._port = parts.port or (443 if secure else 80)
         self._tls = (tls or ssl.create_default_context()) if secure else None
-        self.authority = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
-        self.prefix = parts.path.rstrip("/").encode("ascii")
+        self._authority = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
+        self._prefix = parts.path.rstrip("/").encode("ascii")
+        self._starts: dict[tuple[str, str], bytes] = {}
         self._loop = loop
         self._max_connections = max_connections
         self._max_waiting = max_waiting
@@ -93,9 +97,19 @@ class Origin:
         active = len(self._connections) - len(self._idle)
         making = self._slots - len(self._connections)
         return (
-            f"{self.authority.decode()}: {active} active, {len(self._idle)} idle, "
+            f"{self._authority.decode()}: {active} active, {len(self._idle)} idle, "
             f"{making} connecting, {len(self._line)} waiting"
         )
+
+    def start(self, method: str, path: str) -> bytes:
+        """Return the beginning of a request's head (see `encode_start`)."""
+        start = self._starts.get((method, path))
+        if start is None:
+            if len(self._starts) >= _MOST_STARTS:  # paths may carry clients' own queries
+                self._starts.clear()
+            start = encode_start(method, path, self._authority, self._prefix)
+            self._starts[method, path] = start
+        return start
 
     @property
     def unused(self) -> bool:
@@ -205,16 +219,16 @@ class Origin:
         """Return the idle connection that was used last and is alive; drop those that are not."""
         while self._idle:
             connection = self._idle[-1]
-            age = self._loop.time() - connection.idle_since
-            if age < self._lifetime(connection):
+            age, said = self._loop.time() - connection.idle_since, connection.keep_alive
+            if age < (self._expiry if said is None else self._lifetime(said)):
                 if not connection.is_stale():
                     return self._idle.pop()
                 self._learn(age)
             connection.cut()
         return None
 
-    def _lifetime(self, connection: Connection) -> Seconds:
-        said = connection.keep_alive
+    def _lifetime(self, said: Seconds | None) -> Seconds:
+        """Return how long a connection may be idle whose engine said this of it, or nothing."""
         return self._expiry if said is None else min(self._expiry, said * _EXPIRY_SHARE)
 
     def _learn(self, age: Seconds) -> None:
@@ -262,7 +276,7 @@ class Origin:
         """Close what has been idle for too long; come again while anything is idle."""
         now = self._loop.time()
         for connection in list(self._idle):
-            if now - connection.idle_since >= self._lifetime(connection):
+            if now - connection.idle_since >= self._lifetime(connection.keep_alive):
                 connection.cut()
         self._sweeper = self._loop.call_later(self._expiry, self._sweep) if self._idle else None
 
@@ -299,7 +313,7 @@ class HttpEngineClient:
         that HTTP cannot carry.
         """
         origin = self._origins.get(request.base_url) or self._add_origin(request.base_url)
-        wire = encode_request(request, origin.authority, origin.prefix)
+        wire = encode_request(request, origin.start(request.method, request.path))
         connection = origin.take_idle() if request.upload is None else None
         if connection is None:
             connection = await origin.acquire(request, fresh=request.upload is not None)

@@ -28,6 +28,7 @@ _NOT_IN_NAMES: Final = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _NOT_IN_VALUES: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _TARGET: Final = re.compile(rb"[\x21-\x7e]+")
 _METHOD: Final = re.compile(rb"[A-Z]+")
+_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 _KEEP_ALIVE_TIMEOUT: Final = re.compile(rb"timeout=(\d+)")
 
 
@@ -44,24 +45,30 @@ class Head(Struct, frozen=True):
     fields: list[tuple[bytes, bytes]]
 
 
-def encode_request(request: EngineRequest, authority: bytes, prefix: bytes) -> bytes:
-    """Return the bytes of a request, or the head of one with an upload.
+def encode_start(method: str, path: str, authority: bytes, prefix: bytes) -> bytes:
+    """Return the first two lines of a request's head, without the end of the second.
+
+    Raises ValueError for a method or path that could change its framing.
+    """
+    verb, target = method.encode("ascii"), prefix + path.encode("ascii")
+    if _METHOD.fullmatch(verb) is None or _TARGET.fullmatch(target) is None:
+        raise ValueError("malformed method or path")
+    return b"%b %b HTTP/1.1\r\nhost: %b" % (verb, target, authority)
+
+
+def encode_request(request: EngineRequest, start: bytes) -> bytes:
+    """Return the bytes of a request after its `encode_start`, or the head of one with an upload.
 
     Raises ValueError for anything that could change its framing or inject a field: these values
     are ours or were checked before, so a bad one is a programming error.
     """
-    method = request.method.encode("ascii")
-    target = prefix + request.path.encode("ascii")
-    if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
-        raise ValueError("malformed method or path")
     _check_fields(request.headers)
-    lines = [b"%b %b HTTP/1.1\r\nhost: %b" % (method, target, authority)]
-    lines += [b"%b: %b" % field for field in request.headers]
+    lines = [start, *[b"%b: %b" % field for field in request.headers]]
     if request.upload is not None:
         length = request.upload.length
         chunked = b"transfer-encoding: chunked"
         lines.append(chunked if length is None else b"content-length: %d" % length)
-    elif request.body or method in {b"POST", b"PUT", b"PATCH"}:
+    elif request.body or request.method in _WITH_BODY:
         lines.append(b"content-length: %d" % len(request.body))
     lines += (b"", b"" if request.upload is not None else request.body)
     return b"\r\n".join(lines)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from router.domain.errors import BadRequest
 
@@ -105,29 +106,34 @@ _SEVERAL = ("n", "best_of")
 38900 would change that, and is open)."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
+class TextPrompt(Struct, frozen=True, gc=False):
     """One prompt, as text."""
 
-    text: str = field(repr=False)
+    text: str
+
+    def __repr__(self) -> str:
+        return "<TextPrompt>"
 
 
-@dataclass(frozen=True, slots=True)
-class IdsPrompt:
+class IdsPrompt(Struct, frozen=True, gc=False):
     """One prompt, as the client's own token ids."""
 
-    ids: Sequence[int] = field(repr=False)
+    ids: Sequence[int]
+
+    def __repr__(self) -> str:
+        return "<IdsPrompt>"
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(Struct, frozen=True, gc=False):
     """Messages (or a Responses `input`) that a chat template turns into a prompt."""
 
-    messages: bytes = field(repr=False)
+    messages: bytes
+
+    def __repr__(self) -> str:
+        return "<Conversation>"
 
 
-@dataclass(frozen=True, slots=True)
-class OpaquePrompt:
+class OpaquePrompt(Struct, frozen=True, gc=False):
     """Something that only the engine can count: several prompts, embeddings, a stored response."""
 
     texts: int = 0
@@ -136,8 +142,7 @@ class OpaquePrompt:
 Prompt = TextPrompt | IdsPrompt | Conversation | OpaquePrompt
 
 
-@dataclass(frozen=True, slots=True)
-class ClientBody:
+class ClientBody(Struct, frozen=True, gc=False):
     """A request body without what the gateway owns.
 
     `fields` are the top-level members as raw JSON, in the client's order. `disaggregable` is False
@@ -148,15 +153,18 @@ class ClientBody:
     """
 
     kind: BodyKind
-    raw: bytes = field(repr=False)
-    fields: Mapping[str, msgspec.Raw] = field(repr=False)
+    raw: bytes
+    fields: Mapping[str, msgspec.Raw]
     model: str
     stream: bool
     prompt: Prompt
     disaggregable: bool
     media: bool
     include_usage: bool
-    cache_salt: str | None = field(default=None, repr=False)
+    cache_salt: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<ClientBody {self.kind} for {self.model!r}, {len(self.raw)} bytes>"
 
     def form(self, changes: Mapping[str, bytes | None]) -> bytes:
         """Return the body with some top-level members replaced, added or (None) removed.

@@ -12,7 +12,6 @@ illegal together with a limit of one token).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -62,11 +61,13 @@ _NOT_FOR_PREFILL = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Handoff:
+class Handoff(Struct, frozen=True, gc=False):
     """Where a prompt's KV lies. Single-use. `changes` are members of the decode leg's body."""
 
-    changes: Mapping[str, bytes] = field(repr=False)
+    changes: Mapping[str, bytes]
+
+    def __repr__(self) -> str:
+        return "<Handoff>"
 
 
 class PrefillAnswer(Struct, frozen=True, gc=False):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 
 class Together:
@@ -38,7 +39,7 @@ class Held:
     def enter(self, part: AbstractContextManager[None]) -> None:
         """Enter a context manager, and leave it in the end."""
         part.__enter__()
-        self._releases.append(lambda: part.__exit__(None, None, None))
+        self._releases.append(partial(part.__exit__, None, None, None))
 
     def add(self, release: Callable[[], object]) -> None:
         """Call `release` in the end."""

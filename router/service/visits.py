@@ -79,7 +79,8 @@ class Visit:
         trace: TracebackType | None,
     ) -> None:
         """Give everything back."""
-        self.unbind()
+        if self._place is not None:
+            self.unbind()
         if self._slot is not None:
             self._slot.release()
         if self._entered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from typing import Self, assert_never
@@ -46,13 +46,20 @@ class Curve:
     be monotone in t for bisection to be safe. Slopes are Fritsch and Carlson's weighted harmonic
     means with three-point ends (SIAM J. Numer. Anal. 17(2), 1980), the choice of SciPy's
     `PchipInterpolator`. `pieces` are the coefficients of (x - xs[i]), its square and its cube in
-    segment i.
+    segment i, `ends` the slopes of the first and the last secant.
     """
 
     xs: tuple[float, ...]
     ys: tuple[float, ...]
     pieces: tuple[tuple[float, float, float], ...]
     extrapolation: Extrapolation = Extrapolation.LINEAR
+    ends: tuple[float, float] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Derive what every value outside the measured range needs."""
+        last = len(self.xs) - 2
+        ends = (_secant(self.xs, self.ys, 0), _secant(self.xs, self.ys, last))
+        object.__setattr__(self, "ends", ends)
 
     @classmethod
     def through(
@@ -83,16 +90,10 @@ class Curve:
             d = x - xs[i]
             c1, c2, c3 = self.pieces[i]
             return self.ys[i] + d * (c1 + d * (c2 + d * c3))
-        return self._outside(x)
-
-    def _outside(self, x: float) -> float:
-        xs, ys = self.xs, self.ys
-        end = 0 if x < xs[0] else -1
+        ys, end = self.ys, 0 if x < xs[0] else -1
         match self.extrapolation:
             case Extrapolation.LINEAR:
-                inner = 0 if end == 0 else len(xs) - 2
-                slope = (ys[inner + 1] - ys[inner]) / (xs[inner + 1] - xs[inner])
-                return max(0.0, ys[end] + (x - xs[end]) * slope)
+                return max(0.0, ys[end] + (x - xs[end]) * self.ends[end])
             case Extrapolation.CLAMP:
                 return ys[end]
             case Extrapolation.ERROR:

@@ -12,7 +12,7 @@ import pytest
 
 from router.adapters.engine_http import HttpEngineClient
 from router.adapters.http1 import Connection
-from router.adapters.http_fields import encode_request
+from router.adapters.http_fields import encode_request, encode_start
 from router.domain.errors import UpstreamBroken, UpstreamLost, UpstreamUnreachable
 from router.ports import Timeouts
 from tests.contract.engine_client_suite import (
@@ -125,7 +125,7 @@ class TestHttpEngineClient(EngineClientSuite):
                 accepted.close()  # the event loop has had no turn to notice
                 assert connection.is_stale()
             request = a_request(f"http://{host}:{port}")
-            wire = encode_request(request, b"engine", b"")
+            wire = encode_request(request, encode_start("POST", request.path, b"engine", b""))
             sending = asyncio.create_task(connection.send(request, wire))
             if seen:
                 accepted.setblocking(False)
@@ -224,7 +224,7 @@ class TestHttpEngineClient(EngineClientSuite):
             transport.write(bytes(20_000_000))
             connection.used = used
             request = a_request(f"http://{host}:{port}", timeouts=Timeouts(0.2, 0.0, 0.0))
-            wire = encode_request(request, b"engine", b"")
+            wire = encode_request(request, encode_start("POST", request.path, b"engine", b""))
             sending = asyncio.create_task(connection.send(request, wire))
             await asyncio.sleep(0.05)
             if cut:
