@@ -35,13 +35,16 @@ class Crossed:
     """Sums over hand-offs: bytes, seconds of the whole link, and the seconds that they waited.
 
     Waits are those after the prefill, beyond what decode instances usually need by themselves;
-    what came sooner is below 0.
+    what came sooner is below 0. `count` are all, `late` those that waited. `beside` are the bytes
+    of those that had crossed when their prefill was done, which are in no other sum.
     """
 
     size: float = 0.0
     link_seconds: Seconds = 0.0
     waited: Seconds = 0.0
     count: int = 0
+    late: int = 0
+    beside: float = 0.0
 
     def __add__(self, other: Crossed) -> Crossed:
         return Crossed(
@@ -49,6 +52,8 @@ class Crossed:
             self.link_seconds + other.link_seconds,
             self.waited + other.waited,
             self.count + other.count,
+            self.late + other.late,
+            self.beside + other.beside,
         )
 
     def __sub__(self, other: Crossed) -> Crossed:
@@ -57,6 +62,8 @@ class Crossed:
             self.link_seconds - other.link_seconds,
             self.waited - other.waited,
             self.count - other.count,
+            self.late - other.late,
+            self.beside - other.beside,
         )
 
     @property
@@ -216,7 +223,7 @@ class Crossings:
         own = max(self.answer, min(_LONGEST_ANSWER, *self._waits) if self._waits else 0.0)
         waited = now - flow.departed_at - max(self.patience, 2 * own)
         if waited < _SHORTEST_WAIT and flow.began_at < flow.departed_at:
-            return Crossed(waited=waited, count=1)
+            return Crossed(waited=waited, count=1, beside=float(flow.size))
         span = now - flow.began_at
         seconds = (self._share - flow.share) * max(0.0, span - own) / span if span > 0 else 0.0
-        return Crossed(float(flow.size), seconds, waited, 1)
+        return Crossed(float(flow.size), seconds, waited, 1, int(waited >= _SHORTEST_WAIT))

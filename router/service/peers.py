@@ -98,6 +98,8 @@ class ToldCrossed(Struct, frozen=True, array_like=True):
     link_seconds: Seconds
     waited: Seconds
     count: int
+    late: int = 0
+    beside: float = 0.0
 
 
 class ToldTraffic(Struct, frozen=True, array_like=True):
@@ -276,7 +278,9 @@ def _tell_traffic(traffic: Traffic) -> ToldTraffic:
 
 
 def _tell_crossed(sums: Crossed) -> ToldCrossed:
-    return ToldCrossed(sums.size, sums.link_seconds, sums.waited, sums.count)
+    return ToldCrossed(
+        sums.size, sums.link_seconds, sums.waited, sums.count, sums.late, sums.beside
+    )
 
 
 def _hear_traffic(told: ToldTraffic) -> Traffic:
@@ -284,7 +288,7 @@ def _hear_traffic(told: ToldTraffic) -> Traffic:
 
 
 def _hear_crossed(told: ToldCrossed) -> Crossed:
-    return Crossed(told.size, told.link_seconds, told.waited, told.count)
+    return Crossed(told.size, told.link_seconds, told.waited, told.count, told.late, told.beside)
 
 
 def _tell_telemetry(telemetry: Telemetry, now: Seconds) -> ToldTelemetry:

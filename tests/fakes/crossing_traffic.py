@@ -34,13 +34,15 @@ class CrossingTraffic:
 
     `load` is the offered bytes over what 5 Gbit/s carry. Every gateway takes its turn. A gateway
     that has inferred something offers less, as t makes it. `answer` is the longest time that a
-    decode instance needs for its first token, here and over the link.
+    decode instance needs for its first token, here and over the link; in so many cases of a hundred
+    it hiccups for half a second.
     """
 
     load: float
     overlap: bool = False
     gateways: int = 1
     answer: float = 0.05
+    hiccups: float = 0.0
     seed: int = 0
     infers: bool = True
     clock: FakeClock = field(default_factory=FakeClock)
@@ -126,7 +128,8 @@ class CrossingTraffic:
         self._at(self.clock.seconds + self._first_token(), home.arrive)
 
     def _first_token(self) -> float:
-        return self.answer * self._random.random()
+        hiccup = 0.5 if self.hiccups and self._random.random() < self.hiccups / 100 else 0.0
+        return hiccup + self.answer * self._random.random()
 
     def _arm(self) -> None:
         self._wakes += 1
