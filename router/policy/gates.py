@@ -10,6 +10,7 @@ the traffic enough long prompts (`judge_workload`), does the scheduler know enou
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from router.domain.decision import (
     GateLimits,
@@ -103,6 +104,17 @@ def link_carries(link: LinkView, size: Bytes | None) -> bool:
     if not link.up or link_is_stale(link):
         return False
     return size is None or link.free is None or size <= link.free
+
+
+STARVED_BELOW: Final = 0.5
+"""The part of its capacity below which a link starves: congestion alone costs it less."""
+
+
+def link_starves(link: LinkView) -> bool:
+    """Whether a link carries so little that prompts which it was built for stay at home."""
+    if link.rate is None or link.capacity is None:
+        return False
+    return link.rate < STARVED_BELOW * link.capacity
 
 
 def model_gate_refuses(pair: PairView) -> bool:

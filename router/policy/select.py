@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from router.domain.decision import ClusterView, InstanceView, Snapshot
 from router.domain.topology import ClusterKind, Role
 from router.domain.units import Seconds
 from router.policy.gates import queue_is_full
+
+_FEWEST_WITH_ONE_KEPT: Final = 3
 
 
 def expected_seconds(instance: InstanceView) -> Seconds:
@@ -74,6 +77,24 @@ def choose_local_prefill(home: ClusterView, decoders: Decoders) -> InstanceView 
         if least is None or rank < least:
             best, least = view, rank
     return best
+
+
+def choose_guest_prefill(home: ClusterView, decoders: Decoders) -> InstanceView | None:
+    """Return who of `home` computes a prompt that would be elsewhere if the link did not starve.
+
+    As `choose_local_prefill`, save that the first by name is left to others. Where fewer than three
+    could do it nobody is: half of the home is too much to keep.
+    """
+    able = [
+        view
+        for view in home.instances
+        if view.ready
+        and view.role is not Role.DECODE
+        and (view.role is not Role.PREFILL or view.compatibility in decoders)
+    ]
+    if len(able) >= _FEWEST_WITH_ONE_KEPT:
+        able.remove(min(able, key=lambda view: view.name))
+    return min(able, key=lambda view: (expected_seconds(view), view.name), default=None)
 
 
 def choose_remote_prefill(

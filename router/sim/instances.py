@@ -135,19 +135,22 @@ class Pool(Generic[_T]):
         whole: Seconds,
         limit: int,
         only: Instance[_T] | None = None,
+        *,
+        every: bool = False,
     ) -> list[InstanceView]:
         """Return the prefill instances among which the rule would choose.
 
         `whole` is the prompt's prefill time with nothing cached, `limit` the queue that is full.
-        Where `only` is one of them, it alone.
+        Where `only` is one of them, it alone; with `every` all of them are shown.
         """
         views: list[InstanceView] = []
         least: Instance[_T] | None = None
         rank, queued = (True, float("inf"), ""), 0
         among = [only] if only in self.prefills else self.prefills
         for each in among:
-            if blocks and (cached := each.cache.match(blocks, total)):
-                seconds = each.profile.prefill_seconds(total - cached)
+            cached = each.cache.match(blocks, total) if blocks else 0
+            if cached or every:
+                seconds = each.profile.prefill_seconds(total - cached) if cached else whole
                 belief = CacheBelief(cached, SourceState.SYNCED)
                 views.append(each.view_prefill(now, each.depth(now), belief, seconds))
                 continue

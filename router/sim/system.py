@@ -28,6 +28,7 @@ from router.domain.decision import (
 )
 from router.domain.topology import ClusterKind, Link, Role
 from router.domain.units import NO_BYTES, Bytes, BytesPerSecond, Seconds, Tokens
+from router.policy.gates import link_starves
 from router.policy.select import expected_seconds
 from router.sim.caches import PrefixCache
 from router.sim.fair_links import FairLink
@@ -210,8 +211,13 @@ class System:
         total, blocks = demand.total, demand.blocks
         clusters: list[ClusterView] = []
         threshold = self.threshold
+        links = {source: wire.view(now, rule.link_budget) for source, wire in self.wires.items()}
+        # Then the rule leaves one of the home's instances to short prompts, so it must see all.
+        starved = any(link_starves(link) for link in links.values())
         for pool, whole in zip(self.pools, job.whole, strict=True):
-            views = pool.view_candidates(now, blocks, total, whole, rule.remote_queue_limit, only)
+            views = pool.view_candidates(
+                now, blocks, total, whole, rule.remote_queue_limit, only, every=starved
+            )
             if pool is self.home:
                 if rule.by_total:
                     threshold -= _cached_at_home(views)
@@ -224,11 +230,11 @@ class System:
             PairView(
                 source,
                 self.home.spec.name,
-                wire.view(now, rule.link_budget),
+                link,
                 in_force,
                 rule.gates,
             )
-            for source, wire in self.wires.items()
+            for source, link in links.items()
         ]
         return Snapshot(
             request=RequestView(MODEL, "default", total, TokenSource.CLIENT),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from random import Random
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvmeta.types import CacheBelief, SourceState
+from router.control.links import Telemetry
 from router.domain.decision import ClusterView, Decision, InstanceView, Snapshot
 from router.domain.topology import Role
+from router.domain.units import BytesPerSecond, from_gbps
 from router.policy.route import decide
 from router.sim.arrivals import GammaArrivals, MmppArrivals, PoissonArrivals, draw_times
 from router.sim.caches import PrefixCache
@@ -117,8 +120,10 @@ def test_caches_hold_no_more_than_they_may_and_hit_no_more_than_they_hold(
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), total=st.integers(200, 120_000))
-def test_leaving_out_who_cannot_be_chosen_changes_no_decision(seed: int, total: int) -> None:
+@given(seed=st.integers(0, 2**32), total=st.integers(200, 120_000), starved=st.booleans())
+def test_leaving_out_who_cannot_be_chosen_changes_no_decision(
+    seed: int, total: int, *, starved: bool
+) -> None:
     """`decide` answers the same on the views of all instances and on those that are shown."""
     random = Random(seed)
     system = System(a_case_study(cache_blocks=1_000))
@@ -127,6 +132,10 @@ def test_leaving_out_who_cannot_be_chosen_changes_no_decision(seed: int, total: 
         if each.role is Role.PREFILL:
             for _ in range(random.randrange(4)):
                 each.take(0.0, random.choice([0.5, 1.0, 3.0]))
+    for wire in system.wires.values() if starved else ():
+        available = from_gbps(random.choice((0, 5)))
+        told = Telemetry(BytesPerSecond(0), observed_at=0.25, available=available)
+        wire.state = dataclasses.replace(wire.state, telemetry=told)
     blocks = tuple(range(total // 512))
     for each in random.sample(sorted(system.named.values(), key=lambda e: e.name), 4):
         each.cache.store(blocks[: random.randrange(len(blocks) + 1)], 10**6)

@@ -13,10 +13,12 @@ from router.domain.decision import (
     KvSizing,
     NoRoute,
     OverrideView,
+    PairView,
     PrefixTransfer,
     Reason,
     Regime,
     Route,
+    Rule,
     Snapshot,
     ThresholdMode,
     ThresholdView,
@@ -513,3 +515,32 @@ def test_a_decision_tells_the_bytes_that_it_moves_over_links() -> None:
         decision, prefix_transfer=PrefixTransfer(HOME, WEST, 100, "east-west", Bytes(7))
     )
     assert shipped.link_bytes == {"west-east": decision.kv_bytes, "east-west": 7}
+
+
+def starving(rate: float) -> PairView:
+    """The pair over a link built for 100 Gbit/s that carries `rate`."""
+    return a_pair(link=a_link(capacity=from_gbps(100), rate=from_gbps(rate), free=Bytes(0)))
+
+
+@pytest.mark.parametrize(
+    ("instances", "rate", "total", "chosen"),
+    [
+        (3, 5, 30_000, "p1"),  # over t: it would be elsewhere
+        (3, 5, 9_701, "p1"),
+        (3, 5, 9_700, "p0"),  # half of t is short
+        (3, 60, 30_000, "p0"),  # a busy link does not starve
+        (3, 0, 30_000, "p1"),
+        (2, 5, 30_000, "p0"),  # half of the home is too much to keep
+    ],
+)
+def test_while_a_link_starves_one_instance_is_left_to_short_prompts(
+    instances: int, rate: float, total: int, chosen: str
+) -> None:
+    """Long ones that stay at home take the quickest of the others."""
+    prefills = [an_instance(f"p{n}", Role.PREFILL, ahead=float(n)) for n in range(instances)]
+    home = (*prefills, an_instance("d0", Role.DECODE))
+    for rule in (Rule.PAPER, Rule.EXPECTED):
+        decision = decided(a_snapshot(total, home=home, pair=starving(rate), rule=rule))
+        assert decision.route is Route.LOCAL
+        assert decision.prefill is not None
+        assert decision.prefill.instance == chosen
