@@ -179,14 +179,14 @@ async def walk(chance: Random, *, losses: bool) -> None:
         await end(walking.gateways)
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_gateways_never_hold_more_than_the_link_may_be_given(chance: Random) -> None:
     """Nor does any interleaving change that, nor a death; what is held is what runs."""
     asyncio.run(walk(chance, losses=False))
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_lost_call_is_put_right_by_the_next(chance: Random) -> None:
     """The store grants nothing over the limit that it knows of, and ends by knowing all."""
