@@ -118,7 +118,7 @@ async def starve_untold(stage: Stage) -> Outcome:
         limit = stage.seconds(INFERRED_SECONDS, 60)
         await _starve(scene, plan, rate=_LOAD * _sustained(), rise_within=limit)
     claim_all_served(scene.outcome)
-    _claim_bytes(scene.outcome, plan, settled=INFERRED_SECONDS, told=False)
+    _claim_bytes(scene.outcome, plan, settled=INFERRED_SECONDS)
     _tell_latencies(scene.outcome, plan)
     return scene.outcome
 
@@ -203,14 +203,10 @@ async def warm(stage: Stage) -> None:
         await asyncio.wait([playing_on])
 
 
-def _claim_bytes(
-    outcome: Outcome, plan: _Plan, *, settled: Seconds = TOLD_SECONDS, told: bool = True
-) -> None:
+def _claim_bytes(outcome: Outcome, plan: _Plan, *, settled: Seconds = TOLD_SECONDS) -> None:
     """Claim that the starved link is never given more than it was booked for, and can carry.
 
-    What was booked before the change is known has `settled` seconds. Where nobody `told`, what the
-    link is taken to carry changes all the time, and two gateways may book in the same moment: then
-    the latter is a figure.
+    What was booked before the change is known has `settled` seconds.
     """
     starved = [look for look in outcome.looks if plan.starves <= look.at < plan.whole]
     over = [now for before, now in pairwise(starved) if now.crossing > _most_booked(before, now)]
@@ -228,9 +224,6 @@ def _claim_bytes(
     ]
     peak = max((look.booked for look in known), default=0)
     seen = f"{len(known)} looks, {len(over)} over; {peak / 1e9:.2f} GB at most"
-    if not told:
-        outcome.figures.append(("booked, against what the link is taken to carry", seen))
-        return
     outcome.claim(
         f"booked by both gateways from {settled:g} s on",
         f"within {BUDGET_SECONDS:g} s of what they take the link to carry, or falling to it",
