@@ -31,6 +31,10 @@ _FIRST_PORT, _LAST_PORT = 15_000, 32_000
 """Below Linux's ephemeral ports: no outgoing connection takes one while its engine is down."""
 
 
+_START_SECONDS = 300
+"""Ends a start that hangs; on a machine with ten times its work one was seen to take a minute."""
+
+
 def free_ports(count: int) -> list[int]:
     """Return free ports, all different: every one is held until all are found."""
     found: list[int] = []
@@ -70,7 +74,7 @@ class EngineProcess:
             prfaas(*self._arguments, directory=self._directory)
         )
         self._running = (stack, command)
-        await command.said("stand-in cluster", within=60)
+        await command.said("stand-in cluster", within=_START_SECONDS)
 
     async def kill(self) -> None:
         """End it by SIGKILL. Idempotent."""
