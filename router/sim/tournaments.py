@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
+from router.sim.lifelines import end_with_parent
 from router.sim.statistics import Figures, Interval, combine, estimate
 from router.sim.studies import Contestant, Study, measure_once
 
@@ -42,7 +45,8 @@ def run_all(
             done(run)
         return results
     results = {}
-    with ProcessPoolExecutor(max_workers=jobs) as pool:
+    lifeline = (os.getpid(), signal.SIGKILL)  # they hold nothing that would have to be put away
+    with ProcessPoolExecutor(jobs, initializer=end_with_parent, initargs=lifeline) as pool:
         waiting: dict[Future[Figures], Run] = {pool.submit(_run, run): run for run in runs}
         try:
             for future in as_completed(waiting):
