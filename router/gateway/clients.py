@@ -38,6 +38,7 @@ from router.gateway.client_limits import (
 from router.gateway.cycles import Cycle
 from router.gateway.dispatch import Application
 from router.gateway.errors import error_response, speaks_anthropic, write_response
+from router.gateway.half_closes import ECHO_SECONDS, QUESTION, is_answerable, was_reset
 from router.gateway.refusals import Refusal, RefusalLog, cause_of
 from router.gateway.request_heads import (
     RefusedRequest,
@@ -135,6 +136,7 @@ class ClientConnection(HttpToolsProtocol):
         self._application = cast("Application", config.app)  # as it was given, without wrappers
         self._running: Cycle | None = None
         self._surplus = False
+        self._half_closed = False
         self._begun = self._upgrading = False
         self._head_bytes = self._body_bytes = self._framing = self._rest = 0
         self._unsent = 0
@@ -164,8 +166,36 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
         self.parser = None  # type: ignore[assignment]  # as uvicorn does: it refers to this object
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's lets all of them go
+        """Keep a client that has sent all and may wait for its answer; True to keep it.
+
+        One whose answer has begun has left: nothing could be sent amid it that tells otherwise.
+        """
+        if self._half_closed:
+            return True
+        running = self._running
+        if (
+            running is None
+            or running.response_started
+            or self._reading is not Reading.NOTHING
+            or self.scope["http_version"] != "1.1"
+            or not is_answerable(self.transport)
+        ):
+            return False
+        self._half_closed = True
+        self.cycle.keep_alive = False
+        self.transport.write(QUESTION)
+        self.loop.call_later(ECHO_SECONDS, self._look_for_reset)
+        return True
+
+    def _look_for_reset(self) -> None:
+        if not self.transport.is_closing() and was_reset(self.transport):
+            self.transport.abort()
+
     def look(self, now: Seconds) -> None:
         """Act on what is overdue."""
+        if self._half_closed:
+            self._look_for_reset()
         self._watch_writing(now)
         if self._reading is Reading.BODY and self.flow.read_paused:
             self._since = self._heard = now  # it is we who do not read

@@ -15,6 +15,7 @@ from router.compose.running import build_server, listen
 from router.domain.errors import ClientGone
 from router.gateway.client_limits import ClientLimits
 from router.gateway.clients import ClientEdge
+from router.gateway.half_closes import ECHO_SECONDS, QUESTION
 from router.gateway.requests import (
     DEPARTURES,
     OUTLET,
@@ -70,6 +71,13 @@ async def serving(
             writer.close()
             server.should_exit = True
             await asyncio.wait_for(running, 30)
+
+
+async def until_idle(server: uvicorn.Server) -> None:
+    """Wait until a server has no connection."""
+    async with asyncio.timeout(30):
+        while server.server_state.connections:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
 
 
 async def read_response(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -267,6 +275,80 @@ async def test_work_is_cancelled_at_once_when_its_client_leaves() -> None:
         writer.transport.abort()
         await asyncio.wait_for(ended.wait(), 30)
     assert steps == ["freed", "gone"]
+
+
+async def test_a_client_that_ends_its_writing_side_gets_its_answers() -> None:
+    """After whole requests a half-close is no departure; an interim answer asks (RFC 9112 9.6)."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await unless_gone(scope, receive, go_on.wait())
+        await echo(scope, receive, send)
+
+    async with serving(answer) as (reader, writer, server):
+        writer.write(request("/a", b"1") + request("/b", b"2"))
+        await asyncio.wait_for(begun.wait(), 30)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30) == QUESTION
+        await asyncio.sleep(2 * ECHO_SECONDS)
+        go_on.set()
+        assert (await read_response(reader))[1] == b"POST /a ? 1"
+        top, body = await read_response(reader)
+        assert (b"connection: close" in top, body) == (True, b"POST /b ? 2")
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        await until_idle(server)
+
+
+@pytest.mark.parametrize("asked", [b"", b"GET /a HTTP/1.1\r\nhost: x", b"POST / HTTP/1.0\r\n\r\n"])
+async def test_an_end_that_no_answer_can_follow_is_a_departure(asked: bytes) -> None:
+    """Between requests, amid one, or from HTTP/1.0, which knows no interim answer."""
+
+    async def answer(scope: Scope, receive: Receive, _send: Send) -> None:
+        with contextlib.suppress(ClientGone):
+            await unless_gone(scope, receive, asyncio.Event().wait())
+
+    async with serving(answer) as (reader, writer, server):
+        writer.write(asked)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 30) == b""
+        await until_idle(server)
+
+
+async def test_an_end_amid_an_answer_is_a_departure() -> None:
+    """Once the head of an answer is out nothing can ask the client, so its work ends."""
+    ended = asyncio.Event()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(head())
+        try:
+            await unless_gone(scope, receive, asyncio.Event().wait())
+        except ClientGone:
+            ended.set()
+
+    async with serving(answer) as (reader, writer, _):
+        writer.write(request("/"))
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        writer.write_eof()
+        await asyncio.wait_for(ended.wait(), 30)
+
+
+async def test_a_client_that_closed_after_its_request_has_left() -> None:
+    """A full close sends the same FIN as a half-close; its reset tells, and the work ends."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(scope: Scope, receive: Receive, _send: Send) -> None:
+        begun.set()
+        try:
+            await unless_gone(scope, receive, asyncio.Event().wait())
+        except ClientGone:
+            ended.set()
+
+    async with serving(answer) as (_, writer, _server):
+        writer.write(request("/"))
+        await asyncio.wait_for(begun.wait(), 30)
+        writer.close()
+        await asyncio.wait_for(ended.wait(), 30)
 
 
 class _Departure:
