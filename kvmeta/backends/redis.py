@@ -13,7 +13,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from kvmeta.backends.breakers import BreakerRules, BreakerState, LookUpBreaker
 from kvmeta.backends.keys import DEFAULT_NAMESPACE, Keys, parse_field
@@ -62,21 +61,6 @@ _SCRUB_SECONDS = 600.0
 _LOG = logging.getLogger(__name__)
 
 
-class StoreHook(Protocol):
-    """Told whether look-ups reach the store; be quick, never raise."""
-
-    def store_changed(self, state: BreakerState) -> None:
-        """The breaker before the store opened or closed."""
-        ...
-
-
-class SilentStoreHook:
-    """A `StoreHook` that nobody listens to."""
-
-    def store_changed(self, state: BreakerState) -> None:
-        """Say nothing."""
-
-
 class RedisIndex:
     """`kvmeta.index.MetadataIndex` on Redis.
 
@@ -99,7 +83,6 @@ class RedisIndex:
         writer_max_age_seconds: float = WRITER_MAX_AGE_SECONDS,
         upkeep_seconds: float = UPKEEP_SECONDS,
         new_token: Callable[[], str] = lambda: secrets.token_hex(8),
-        hook: StoreHook | None = None,
     ) -> None:
         self._store = store
         self._keys = keys if keys is not None else Keys()
@@ -108,7 +91,6 @@ class RedisIndex:
         self._breaker = LookUpBreaker(breaker if breaker is not None else BreakerRules())
         self._writer_max_age_seconds = writer_max_age_seconds
         self._upkeep_seconds = upkeep_seconds
-        self._hook: StoreHook = hook if hook is not None else SilentStoreHook()
         self._reader = RedisReader(
             store, self._keys, clock=clock, writer_max_age_seconds=writer_max_age_seconds
         )
@@ -151,12 +133,18 @@ class RedisIndex:
         except (StoreError, TimeoutError) as error:
             if self._breaker.failed(now()):
                 _LOG.warning("look-ups leave the store alone for a while: %s", type(error).__name__)
-                self._hook.store_changed(self._breaker.state)
             return unknown
-        if self._breaker.succeeded(now()):
-            _LOG.info("look-ups reach the store again")
-            self._hook.store_changed(self._breaker.state)
+        self._note_answer()
         return beliefs
+
+    @property
+    def is_away(self) -> bool:
+        """Whether look-ups leave the store alone, since the last ones failed."""
+        return self._breaker.state is not BreakerState.CLOSED
+
+    def _note_answer(self) -> None:
+        if self._breaker.succeeded(asyncio.get_running_loop().time()):
+            _LOG.info("look-ups reach the store again")
 
     async def describe(self) -> Iterable[SourceReport]:
         """Return a report of every source: this process's own, and the others' from the store."""
@@ -265,18 +253,25 @@ class RedisIndex:
         beats = itertools.count()
         while True:
             await asyncio.sleep(_BEAT_SECONDS)
-            if self._breaker.state is not BreakerState.CLOSED:
+            if self.is_away:
                 await self._reconnect()
             if next(beats) % max(1, round(self._upkeep_seconds / _BEAT_SECONDS)) == 0:
                 await self._writer.beat()
 
     async def _reconnect(self) -> None:
-        """Leave an open connection in the pool: a look-up's budget may be too short for it."""
+        """Leave an open connection in the pool: a look-up's budget may be too short for it.
+
+        Where no look-up comes to try the store, its answer is proof enough that it is back.
+        """
         try:
             async with asyncio.timeout(_UPKEEP_TIMEOUT_SECONDS):
                 await self._store.mark()
         except (StoreError, TimeoutError):
             _LOG.debug("the store is still away", exc_info=True)
+            return
+        untried = asyncio.get_running_loop().time() - self._breaker.since
+        if untried > 2 * self._breaker.rules.cooldown_seconds:
+            self._note_answer()
 
     async def keep_up(self) -> None:
         """One round: repairs, sweeping, signs of life. What fails is left to the next round."""
@@ -348,7 +343,6 @@ def open_redis_index(
     max_blocks_per_source: int = MAX_BLOCKS_PER_SOURCE,
     max_blocks_total: int = MAX_BLOCKS_TOTAL,
     max_waiting: int = MAX_WAITING,
-    hook: StoreHook | None = None,
 ) -> RedisIndex:
     """Return the index at `url` (`kvmeta.backends.redis_urls`); it connects on first use.
 
@@ -364,7 +358,6 @@ def open_redis_index(
         max_blocks_per_source=max_blocks_per_source,
         max_blocks_total=max_blocks_total,
         max_waiting=max_waiting,
-        hook=hook,
     )
 
 

@@ -43,15 +43,15 @@ class LiveState:
     tenants: TenantBook
     lengths: OperatingLengths
     leadership: Leadership
+    store_is_up: Callable[[], bool]
 
 
 class LiveGauges:
     """Gauges computed from live state: they never drift."""
 
-    def __init__(self, live: LiveState, store_is_up: Callable[[], bool]) -> None:
+    def __init__(self, live: LiveState) -> None:
         self._live = live
         self._model = ModelGauges(live.operator, live.catalog, live.lengths)
-        self._store_is_up = store_is_up
 
     def collect(self) -> Iterator[Metric]:
         """Read everything now."""
@@ -62,8 +62,10 @@ class LiveGauges:
         yield from self._queue()
         yield self._prefill_queue()
         yield from self._controller()
-        up = float(self._store_is_up())
-        yield GaugeMetricFamily("prfaas_store_up", "Whether the store answers", value=up)
+        up = float(self._live.store_is_up())
+        yield GaugeMetricFamily(
+            "prfaas_store_up", "Whether the store answers whoever asks", value=up
+        )
 
     def _prefill_queue(self) -> Metric:
         gauge = GaugeMetricFamily(

@@ -15,7 +15,6 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from kvmeta.backends.breakers import BreakerState
 from kvmeta.types import SourceId, SourceReport, SourceState
 from router.adapters.across_workers import GaugeReading, merge_gauges
 from router.adapters.live_gauges import LiveGauges, LiveState, source_gauges
@@ -56,7 +55,6 @@ class PrometheusMetrics:
         self.registry = CollectorRegistry()
         self._shared = shared
         self._live: LiveGauges | None = None
-        self.store_is_up = True
 
         def counter(name: str, what: str, labels: Sequence[str] = ()) -> CountTable | Counter:
             if shared is None:
@@ -276,15 +274,11 @@ class PrometheusMetrics:
     def lag(self, source: SourceId, seconds: float) -> None:
         """Told of an event's age; hosts' clocks differ, so it is not exported."""
 
-    def store_changed(self, state: BreakerState) -> None:
-        """Note whether look-ups reach the store."""
-        self.store_is_up = state is BreakerState.CLOSED
-
     # -- exposition --------------------------------------------------------------------------
 
     def watch(self, live: LiveState) -> None:
         """Read gauges from `live` at every scrape from now on."""
-        self._live = LiveGauges(live, lambda: self.store_is_up)
+        self._live = LiveGauges(live)
 
     def gauges(self) -> Iterator[Metric]:
         """Read this process's own gauges now."""

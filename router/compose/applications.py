@@ -199,7 +199,7 @@ def _admin_room(
             pools=core.pools,
             clock=core.clock,
             store=core.store.kind,
-            store_is_up=lambda: core.metrics.store_is_up,
+            store_is_up=lambda: core.store.is_up,
             tokenizers={
                 model: tokenizer.describe for model, tokenizer in core.tokenizers.by_model.items()
             },

@@ -129,7 +129,7 @@ def build_core(loaded: Loaded, secret: bytes, seat: Seat | None, access: AccessL
     fleet = Fleet(topology.clusters, topology.instances, clock=clock, rules=_fleet_rules(settings))
     foresight = _build_foresight(settings, fleet, clock)
     engines = HttpEngineClient(max_connections=settings.upstream.max_connections_per_instance)
-    store = open_store(settings, clock, metrics)
+    store = open_store(settings, clock)
     index = _foresee(store.index, foresight)
     slots, places = _share_slots(store, fleet), _share_places(store, fleet)
     config = ConfigRecord(fingerprint_of(loaded), clock)
@@ -315,6 +315,7 @@ def watch(core: Core) -> None:
             core.tenants,
             core.lengths,
             core.leadership,
+            lambda: core.store.is_up,
         )
     )
 

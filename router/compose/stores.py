@@ -21,7 +21,6 @@ from kvmeta.errors import StoreError, StoreUrlError
 from kvmeta.index import MetadataIndex
 from router.adapters.clocks import SystemClock
 from router.adapters.memory_state import MemoryState
-from router.adapters.metrics import PrometheusMetrics
 from router.adapters.store.connection import SharedStore
 from router.adapters.store.holds import Holds
 from router.adapters.store.keys import LEASE_PREFIX, StoreKeys
@@ -74,6 +73,15 @@ class Store:
         """Where stored responses are, if processes share that."""
         return None if self.common is None else self.common.origins
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it answers all that asks it: look-ups, limits, leases, orders, other processes.
+
+        In memory it always does.
+        """
+        away = self.shared is not None and self.shared.is_away
+        return not away and (self.common is None or not self.common.store.is_away)
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Keep the store in order for the time of the block, then let go of it."""
@@ -93,9 +101,7 @@ class Store:
             await self.common.store.close()
 
 
-def open_store(
-    settings: Settings, clock: SystemClock, metrics: PrometheusMetrics | None = None
-) -> Store:
+def open_store(settings: Settings, clock: SystemClock) -> Store:
     """Return the configured store; a shared one connects on first use. Raises CompositionError."""
     kvmeta = settings.kvmeta
     if settings.store.embedded:
@@ -114,7 +120,6 @@ def open_store(
             breaker=breaker,
             max_blocks_per_source=kvmeta.max_blocks_per_source,
             max_blocks_total=kvmeta.max_blocks_total,
-            hook=metrics,
         )
         client = open_client(parse_store_url(url))
     except StoreUrlError as error:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 import pytest
 import redis
 
-from kvmeta.backends.breakers import BreakerRules, BreakerState
+from kvmeta.backends.breakers import BreakerRules
 from kvmeta.backends.redis import RedisIndex, deployment_secret, open_redis_index
 from kvmeta.backends.redis_store import Command, RedisStore, Reply, open_store
 from kvmeta.backends.redis_urls import parse_store_url
@@ -552,24 +552,13 @@ async def test_scripts_that_the_server_forgot_are_sent_again(server: Server, sta
 # -- a store that does not answer ---------------------------------------------------------------
 
 
-class RecordingHook:
-    """A `StoreHook` that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[BreakerState] = []
-
-    def store_changed(self, state: BreakerState) -> None:
-        self.told.append(state)
-
-
 async def test_r58_a_frozen_redis_costs_the_budget_and_then_nothing(
     server: Server, start: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unknown within the budget, then at once; one line a change; back by itself."""
-    hook = RecordingHook()
     rules = BreakerRules(failures=3, cooldown_seconds=0.3)
     writer = start()
-    reader = start(budget=0.25, breaker=rules, hook=hook)
+    reader = start(budget=0.25, breaker=rules)
     await writer.attach(A)
     await writer.send(A, Engine().stored(X))
     assert await reader.hit(A, X) == 16
@@ -585,13 +574,29 @@ async def test_r58_a_frozen_redis_costs_the_budget_and_then_nothing(
     waited = sum(1 for one in took if one > 0.2)
     assert 3 <= waited <= 20, "three failures, then one trial each 0.3 s"
     assert sorted(took)[len(took) // 2] < 0.2, "most are answered at once"
+    assert reader.index.is_away
     server.thaw()
     began = now()
     while await reader.hit(A, X) != 16:
         assert now() - began < 5
         await asyncio.sleep(0.02)
-    assert hook.told == [BreakerState.OPEN, BreakerState.CLOSED]
+    assert not reader.index.is_away
     assert len([one for one in caplog.records if one.levelno >= logging.INFO]) == 2
+
+
+async def test_r58_a_store_that_nobody_asks_is_found_back(server: Server, start: Open) -> None:
+    """An idle process learns by its own beat that the store is back, without a look-up."""
+    reader = start(budget=0.25, breaker=BreakerRules(failures=1, cooldown_seconds=0.1))
+    server.freeze()
+    assert await reader.belief(A, X) == CacheBelief.unknown()
+    assert reader.index.is_away
+    server.thaw()
+    upkeep = asyncio.create_task(reader.index.run())
+    async with asyncio.timeout(30):
+        while reader.index.is_away:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.02)
+    upkeep.cancel()
+    await asyncio.wait([upkeep])
 
 
 async def test_r58_a_store_that_is_away_never_raises(start: Open) -> None:

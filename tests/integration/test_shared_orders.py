@@ -166,6 +166,9 @@ async def test_r58_a_killed_store_changes_no_orders_and_gets_them_back(tmp_path:
             await give_many_orders(one)
             await agree(one, two)
             first.stop()
+            # No look-up was made: the orders' poll tells.
+            await one.until(lambda state: not state["store"]["up"], within=20)
+            assert (await one.metrics()).total("prfaas_store_up") == 0
             refused = await one.admin("PUT", "threshold", {"mode": "off"})
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
@@ -179,6 +182,7 @@ async def test_r58_a_killed_store_changes_no_orders_and_gets_them_back(tmp_path:
                     return second.call("HGET", "prfaas:{control}:orders", "version") == b"9"
 
                 await until(written_back)
+                await two.until(lambda state: state["store"]["up"], within=20)
                 await two.order("PUT", "threshold", {"mode": "manual", "tokens": 5})
                 assert (await agree(one, two))["thresholds"] == [5]
 
