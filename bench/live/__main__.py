@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from bench.live.programs import SCENES, choose_scenes, play_scenes
+from bench.live.promises import judge
 from bench.live.reports import summarize, write_reports
 
 
@@ -35,6 +36,9 @@ def main(arguments: list[str]) -> int:
     for outcome in played.values():
         for line in summarize(outcome):
             _say(line)
+    _say("")
+    for promise, verdict in judge(played):
+        _say(f"{verdict:<10}  {promise.what}")
     failed = sum(not outcome.holds for outcome in played.values())
     _say(f"\n{len(played)} scenes, {failed} with claims that fail; written to {given.out}")
     return 1 if failed else 0

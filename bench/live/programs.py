@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,9 +21,12 @@ from bench.live.scenes.probes import answer_probes_late
 from bench.live.scenes.queues import flood_queues
 from bench.live.scenes.takeovers import kill_converting_leader
 from bench.live.stages import Stage
-from bench.live.systems import SceneFailed, live_system
+from bench.live.systems import live_system
 
 Say = Callable[[str], None]
+
+UNPLAYED: Final = "the scene could be played"
+"""The one claim of a scene that came to no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,28 +91,53 @@ async def play_scenes(
 ) -> Mapping[Scene, Outcome]:
     """Play scenes, those of one kind of system on one system; return what came of each.
 
-    A scene that cannot be played is an outcome whose one claim does not hold.
+    A scene that cannot be played is an outcome whose one claim does not hold; the others are played
+    all the same.
     """
     outcomes: dict[Scene, Outcome] = {}
+    began = asyncio.get_running_loop().time()
+
+    def announce(scene: Scene) -> None:
+        minutes, seconds = divmod(round(asyncio.get_running_loop().time() - began), 60)
+        say(f"[{len(outcomes) + 1}/{len(scenes)}, {minutes}:{seconds:02}] {scene.letter}:"
+            f" {scene.title}")  # fmt: skip
+
     for cast in Cast:
         chosen = [scene for scene in scenes if scene.cast is cast]
         if not chosen:
             continue
-        with tempfile.TemporaryDirectory() as directory:
-            async with live_system(Path(directory), cast) as system:
-                stage = Stage(system, say, quick)
-                for scene in chosen:
-                    say(f"{scene.letter}: {scene.title}")
-                    outcome = outcomes[scene] = await _play(scene, stage)
-                    stage.played[outcome.scene] = outcome
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                async with live_system(Path(directory), cast) as system:
+                    stage = Stage(system, say, quick)
+                    for scene in chosen:
+                        announce(scene)
+                        outcome = outcomes[scene] = await _play(scene, stage)
+                        stage.played[outcome.scene] = outcome
+        except Exception as error:  # noqa: BLE001 - a system's root: the next one may do
+            missed = {scene: _unplayed(scene, error) for scene in chosen if scene not in outcomes}
+            outcomes |= missed
     return outcomes
 
 
 async def _play(scene: Scene, stage: Stage) -> Outcome:
     try:
         return await scene.play(stage)
-    except* SceneFailed as group:
-        outcome = Outcome(scene.letter)
-        told = "; ".join(str(error) for error in group.exceptions)
-        outcome.claim("the scene could be played", "to its end", told, holds=False)
+    except Exception as error:  # noqa: BLE001 - a scene's root: the others are to be played
+        return _unplayed(scene, error)
+
+
+def _unplayed(scene: Scene, error: Exception) -> Outcome:
+    outcome = Outcome(scene.letter)
+    told = "; ".join(str(each) or repr(each) for each in _leaves(error))
+    outcome.claim(UNPLAYED, "to its end", told, holds=False)
     return outcome
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield what was raised, out of the groups that tasks put it in."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error

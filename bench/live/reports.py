@@ -24,6 +24,7 @@ from bench.live.plants import (
 )
 from bench.live.plots import draw_outcome
 from bench.live.programs import Scene
+from bench.live.promises import judge
 
 Played = Mapping[Scene, Outcome]
 
@@ -87,6 +88,7 @@ def render_page(played: Played, where: str) -> str:
     return environment.from_string(template).render(
         style=Markup(style),  # noqa: S704 - our own file
         scenes=scenes,
+        verdicts=judge(played),
         where=where,
     )
 
@@ -103,6 +105,8 @@ def render_document(played: Played, where: str) -> str:
         queue=QUEUE_LIMIT,
         starved=STARVED_GBPS,
     )
+    verdicts = [f"| {promise.what} | {verdict} |" for promise, verdict in judge(played)]
+    head += "\n".join(("\n## What was to be shown\n", "| | |", "|---|---|", *verdicts, ""))
     return head + "".join(
         "\n".join(("", f"## {scene.letter}. {scene.title}", "", *_rows(outcome), ""))
         for scene, outcome in played.items()
