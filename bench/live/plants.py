@@ -41,6 +41,8 @@ LEASE_SECONDS: Final = 3.0
 """After a leader's last sign of life another acts within this."""
 WINDOW_SECONDS: Final = 5.0
 """Windows of the long loop, short enough to be waited for."""
+DRAIN_SECONDS: Final = 4.0
+"""A gateway that leaves is not ready any more and serves on for so long."""
 TELEMETRY_SECONDS: Final = 4.0
 """Age at which a report of the link no longer counts."""
 
@@ -200,7 +202,7 @@ def describe_plant(
             "lease_seconds": 60,
             "layerwise_overlap": True,
         },
-        "drain": {"delay_seconds": 1, "grace_seconds": 60},
+        "drain": {"delay_seconds": DRAIN_SECONDS, "grace_seconds": 60},
         "engines": {"blocks": 16_384, "max_model_len": 16_384},
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +73,16 @@ class Replica:
         if command is not None:
             await command.stop()
 
-    async def leave(self) -> int:
-        """Ask it to end (SIGTERM) and send no more clients; return its exit code when it has."""
+    async def leave(self, meanwhile: Callable[[], Awaitable[None]]) -> int:
+        """Ask it to end (SIGTERM) and send no more clients; return its exit code when it has.
+
+        `meanwhile` is awaited at once.
+        """
         command, self._command = self._command, None
         if command is None:
             return 0
         command.send(signal.SIGTERM)
+        await meanwhile()
         return await command.ended(within=START_SECONDS)
 
     def send(self, number: signal.Signals) -> None:

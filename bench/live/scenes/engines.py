@@ -6,8 +6,16 @@ import asyncio
 
 from bench.live.claims import Outcome, claim_all_served
 from bench.live.clients import Visit
-from bench.live.plants import DECODES, LOCALS, MODEL, Document, draw_traffic
+from bench.live.plants import (
+    DECODES,
+    DRAIN_SECONDS,
+    LOCALS,
+    MODEL,
+    Document,
+    draw_traffic,
+)
 from bench.live.stages import Playing, Stage, playing
+from bench.live.systems import Replica
 from router.domain.units import Tokens
 
 _RATE = 1.0
@@ -78,7 +86,7 @@ async def _roll_a_gateway(scene: Playing) -> None:
     leaving = scene.system.replicas[1]
     streams = await _begin_streams(scene, 4, replica=1)
     scene.mark("gateway 2 leaves")
-    code = await leaving.leave()
+    code = await leaving.leave(lambda: _claim_still_served(scene, leaving))
     await _claim_whole(scene, "R63: streams on a gateway that leaves", streams)
     scene.outcome.claim("R63: its exit code", "0", code, holds=code == 0)
     await leaving.start()
@@ -88,6 +96,23 @@ async def _roll_a_gateway(scene: Playing) -> None:
         within=60.0,
     )
     scene.mark("gateway 2 back")
+
+
+async def _claim_still_served(scene: Playing, leaving: Replica) -> None:
+    """Claim that a gateway that leaves says so, and serves who has not heard of it."""
+    client, loop = scene.system.client, asyncio.get_running_loop()
+    deadline = loop.time() + DRAIN_SECONDS
+    ready = 200
+    while ready == 200 and loop.time() < deadline:
+        ready = (await client.get(f"{leaving.url}/ready")).status_code
+    alive = (await client.get(f"{leaving.url}/health")).status_code
+    visit = await scene.clients.ask(scene.clients.fresh_prompt(_SHORT), replica=1)
+    scene.outcome.claim(
+        "R63: a gateway that leaves: ready, alive, a new request",
+        "503, 200, answered",
+        f"{ready}, {alive}, {'answered' if visit.served else visit.error or visit.status}",
+        holds=(ready, alive, visit.served) == (503, 200, True),
+    )
 
 
 async def _lose_everybody(scene: Playing) -> None:
@@ -110,6 +135,12 @@ async def _lose_everybody(scene: Playing) -> None:
     ]
     seen = [(each.status_code, "retry-after" in each.headers) for each in answers]
     told = all("error" in each.json() for each in answers)
+    ready = [
+        (await system.client.get(f"{replica.url}/ready")).status_code for replica in system.replicas
+    ]
+    scene.outcome.claim(
+        "R36: readiness with nobody to decode", "503", ready, holds=ready == [503] * len(ready)
+    )
     scene.outcome.claim(
         "R66: status and Retry-After with nobody to decode",
         "503 with it",

@@ -37,7 +37,7 @@ async def flood_queues(stage: Stage) -> Outcome:
             tasks.create_task(traffic)
             await _flood_and_ebb(scene)
             await _leave_early(scene)
-        await scene.settle()
+        await _claim_at_rest(scene)
         await _claim_even(scene)
     claim_all_served(scene.outcome)
     return scene.outcome
@@ -115,6 +115,19 @@ async def _leave_early(scene: Playing) -> None:
         work.cancel()
         await asyncio.wait([work])
     scene.mark("30 clients left early")
+
+
+async def _claim_at_rest(scene: Playing) -> None:
+    """Claim that nothing is held for those who left, once all others are answered."""
+    began, limit = scene.clients.now, scene.stage.seconds(5, 60)
+    await scene.settle()
+    took = scene.clients.now - began
+    scene.outcome.claim(
+        "R09: nothing in flight at any gateway, instance or link any more",
+        f"within {limit:g} s",
+        f"after {took:.1f} s",
+        holds=took <= limit,
+    )
 
 
 async def _claim_even(scene: Playing) -> None:
