@@ -83,6 +83,7 @@ async def starve_with_fixed(stage: Stage) -> Outcome:
         await _starve(scene, plan)
     claim_all_served(scene.outcome)
     _claim_bytes(scene.outcome, plan)
+    _tell_offered(scene.outcome, plan)
     _tell_latencies(scene.outcome, plan)
     return scene.outcome
 
@@ -97,6 +98,7 @@ async def starve_and_tell(stage: Stage) -> Outcome:
     outcome = scene.outcome
     claim_all_served(outcome)
     _claim_bytes(outcome, plan)
+    _tell_offered(outcome, plan)
     _tell_latencies(outcome, plan)
     _compare(outcome, stage.played.get("starved-fixed"), plan)
     changes = [(plan.starves, STARVED_GBPS), (plan.whole, CAPACITY_GBPS)]
@@ -119,6 +121,7 @@ async def starve_untold(stage: Stage) -> Outcome:
         await _starve(scene, plan, rate=_LOAD * _sustained(), rise_within=limit)
     claim_all_served(scene.outcome)
     _claim_bytes(scene.outcome, plan, settled=INFERRED_SECONDS)
+    _tell_offered(scene.outcome, plan)
     _tell_latencies(scene.outcome, plan)
     return scene.outcome
 
@@ -275,7 +278,19 @@ def _compare(outcome: Outcome, fixed: Outcome | None, plan: _Plan) -> None:
     )
 
 
-def _sustained() -> float:
-    """Return Lambda_max of the plant over the whole link, in requests a second."""
-    deployment = make_deployment(CAPACITY_GBPS)
+def _tell_offered(outcome: Outcome, plan: _Plan) -> None:
+    """Tell how much was asked for while the link starved: what t is worth depends on it."""
+    came = len(within(outcome.visits, plan.starves, plan.whole)) / (plan.whole - plan.starves)
+    share = came / _sustained(STARVED_GBPS)
+    outcome.figures.append(
+        (
+            "offered while starved",
+            f"{came:.2f} requests/s, {share:.0%} of what is sustained with t solved anew",
+        )
+    )
+
+
+def _sustained(gbps: float = CAPACITY_GBPS) -> float:
+    """Return Lambda_max of the plant over a link of so many Gbit/s, in requests a second."""
+    deployment = make_deployment(gbps)
     return solve_whole_threshold(deployment, tabulate(deployment, LENGTHS)).rate
