@@ -13,25 +13,33 @@ _LINE_END: Final = b"\r\n"
 _DIGITS: Final = b"0123456789abcdefABCDEF"
 
 
-def read_chunks(wire: bytes) -> bytes | None:
-    """Return the bytes in `wire` if that is whole chunks and nothing else, else None.
+def read_chunks(wire: bytes) -> tuple[bytes, int]:
+    """Return the body in the whole chunks that `wire` begins with, and how many bytes they take.
 
-    None says nothing against `wire`: it may be a chunk with an extension, half a chunk, the last
-    one, or one with a line end of two bytes in it beside others. Those are for a parser.
+    That may be none, which says nothing against `wire`: what is there may be a chunk with an
+    extension, half a chunk, the last one, or one with CRLF in it. Those are for a parser.
     """
     start = wire.find(_LINE_END) + 2
     size = len(wire) - start - 2
-    if size > 0 and wire[:start].lower() == b"%x\r\n" % size:
-        return wire[start:-2] if wire.endswith(_LINE_END) else None
+    if size > 0 and wire[:start].lower() == b"%x\r\n" % size and wire.endswith(_LINE_END):
+        return wire[start:-2], len(wire)
     return _read_several(wire)
 
 
-def _read_several(wire: bytes) -> bytes | None:
-    *parts, rest = wire.split(_LINE_END)
-    sizes, pieces = parts[::2], parts[1::2]
-    # `int` would take signs, blanks and more; a piece of no length would be the last chunk.
-    if rest or b"".join(sizes).strip(_DIGITS) or not all(sizes) or not all(pieces):
-        return None
-    if list(map(int, sizes, repeat(16))) != list(map(len, pieces)):
-        return None
-    return b"".join(pieces)
+def _read_several(wire: bytes) -> tuple[bytes, int]:
+    """Read by lines, in turn sizes and pieces; behind them may be one that is not whole."""
+    lines = wire.split(_LINE_END)
+    whole = (len(lines) - 1) // 2
+    for count in (whole, whole - 1):
+        sizes, pieces = lines[: 2 * count : 2], lines[1 : 2 * count : 2]
+        if count > 0 and _agree(sizes, pieces):
+            return b"".join(pieces), sum(map(len, sizes)) + sum(map(len, pieces)) + 4 * count
+    return b"", 0
+
+
+def _agree(sizes: list[bytes], pieces: list[bytes]) -> bool:
+    """Whether these are chunks, none of them the last, which is empty."""
+    # `int` would take signs, blanks and more.
+    if b"".join(sizes).strip(_DIGITS) or not all(sizes) or not all(pieces):
+        return False
+    return list(map(int, sizes, repeat(16))) == list(map(len, pieces))

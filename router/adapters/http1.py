@@ -1,8 +1,7 @@
 """One HTTP/1.1 connection to an engine: bytes in, one response at a time out.
 
 `Connection` is an `asyncio.Protocol` fed by the event loop; llhttp (httptools) parses; what comes
-goes into an `Exchange`. Where somebody takes a body as it comes, whole chunks between other ones go
-past the parser, which misses nothing by it.
+goes into an `Exchange`. Whole chunks of a body go past the parser, which misses nothing by it.
 
 Where a body may end is decided here and nowhere else: at Content-Length, at the last chunk, or,
 with neither, at the end of the connection. Any other end is `UpstreamBroken`.
@@ -33,6 +32,9 @@ from router.ports import EngineRequest, Upload
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Bound of a response head (and of trailers). nginx allows 8 KiB, aiohttp 8 KiB a line."""
+
+_HEAD_END: Final = b"\r\n\r\n"
+_CHUNKED: Final = b"chunked"
 
 
 class NotProcessed(UpstreamBroken):
@@ -280,30 +282,61 @@ class Connection(asyncio.Protocol):
         """Parse what came."""
         self.heard_at = self._loop.time()
         exchange = self._exchange
-        if self._at_chunk and exchange is not None and (take := exchange.sink) is not None:
-            piece = read_chunks(data)
-            if piece is not None:
-                if not take(piece, data):
-                    exchange.stop()
+        if self._at_chunk and exchange is not None:
+            data = self._take_chunks(exchange, data)
+            if not data:
                 return
         if not self._expects_bytes():
             self.cut()  # it speaks unasked: whatever this is, it answers no request of ours
             return
-        self._barren += len(data)
         try:
-            self._parser.feed_data(data)
+            if self._phase is _Phase.HEAD and exchange is not None:
+                data = self._read_chunked_head(exchange, data)
+            if data:
+                self._parse(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             # Behind a complete message it is only the connection that is of no use any more.
             self._break("the engine does not speak HTTP/1.1")
         else:
             if self._barren > MAX_HEAD_BYTES:
                 self._break("the response head or trailer is too large")
-        # Behind a chunk, a line end that belongs to no other can only be its own.
-        self._at_chunk = self._after_chunk and data.endswith(b"\n")
         if exchange is not None:
             exchange.flush()
         if self._phase is _Phase.IDLE:
             self._offer()
+
+    def _parse(self, data: bytes) -> None:
+        self._barren += len(data)
+        self._parser.feed_data(data)
+        # Behind a head or a chunk, a line end that begins nothing else can only be its own.
+        self._at_chunk = self._after_chunk and data.endswith(b"\n")
+
+    def _read_chunked_head(self, exchange: Exchange, data: bytes) -> bytes:
+        """Parse a head by itself where chunks may follow it; return what is behind them."""
+        end = data.find(_HEAD_END) + len(_HEAD_END)
+        if end < len(_HEAD_END) or data.find(_CHUNKED, 0, end) < 0:
+            return data
+        self._parse(data[:end])
+        rest = data[end:]
+        return self._take_chunks(exchange, rest) if self._at_chunk else rest
+
+    def _take_chunks(self, exchange: Exchange, data: bytes) -> bytes:
+        """Hand over the whole chunks that there are first; return what is behind them."""
+        piece, length = read_chunks(data)
+        if not length:
+            return data
+        self._barren = 0
+        take = exchange.sink
+        if take is None:
+            self._hand_over(exchange, piece)
+        elif not take(piece, data[:length]):
+            exchange.stop()
+        return data[length:]
+
+    def _hand_over(self, exchange: Exchange, piece: bytes) -> None:
+        """Keep a piece of the body for its reader; stop reading when too much of it is unread."""
+        if exchange.receive(piece) and self._transport is not None:
+            self._transport.pause_reading()
 
     def _expects_bytes(self) -> bool:
         # By identity: a look-up in a set would hash the member, in Python.
@@ -346,19 +379,19 @@ class Connection(asyncio.Protocol):
         self._doubt.unset()
         head = read_head(status, headers)
         self._until_eof = not head.framed
+        self._after_chunk = head.chunked
         self.keep_alive = head.keep_alive
         exchange.begin(status, head.fields)
         if self._head_only:
             self._complete(reusable=False)  # the parser would wait for a body
 
     def on_body(self, body: bytes) -> None:
-        """Pass a piece of the body on; stop reading when too much of it is unread."""
+        """Pass a piece of the body on."""
         exchange = self._exchange
         if exchange is None or self._phase is not _Phase.BODY:
             return
         self._barren = 0
-        if exchange.receive(body) and self._transport is not None:
-            self._transport.pause_reading()
+        self._hand_over(exchange, body)
 
     def on_chunk_header(self) -> None:
         """A chunk has begun."""
@@ -370,7 +403,6 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """A message has ended; informational ones do not count."""
-        self._after_chunk = False
         if self._phase is _Phase.BODY:
             self._complete(reusable=self._parser.should_keep_alive())
 
@@ -379,6 +411,7 @@ class Connection(asyncio.Protocol):
     def _complete(self, *, reusable: bool) -> None:
         """The response is whole: free the connection, or close it."""
         exchange, self._exchange = self._exchange, None
+        self._after_chunk = False
         self._silence.unset()
         transport = self._transport
         if exchange is not None:

@@ -35,12 +35,14 @@ _KEEP_ALIVE_TIMEOUT: Final = re.compile(rb"timeout=(\d+)")
 class Head(Struct, frozen=True):
     """What a response head says, besides its status.
 
-    `framed` is whether the body's end is marked by something else than the end of the connection.
+    `framed` is whether the body's end is marked by something else than the end of the connection,
+    `chunked` whether by its last chunk.
     `keep_alive` is how long the engine says that it keeps an idle connection. `fields` are those
     for the caller: hop-by-hop ones, and what Connection names, are left out (RFC 9110, 7.6.1).
     """
 
     framed: bool
+    chunked: bool
     keep_alive: Seconds | None
     fields: list[tuple[bytes, bytes]]
 
@@ -109,7 +111,7 @@ def read_head(status: int, headers: list[tuple[bytes, bytes]]) -> Head:
         dropped = {token.strip().lower() for token in named.split(b",")}
         kept = [field for field in kept if field[0] not in dropped]
     if codings:
-        framed = codings.rpartition(b",")[2].strip().lower() == b"chunked"
+        framed = chunked = codings.rpartition(b",")[2].strip().lower() == b"chunked"
     else:
-        framed = length or status in {204, 304}
-    return Head(framed, keep_alive, kept)
+        framed, chunked = length or status in {204, 304}, False
+    return Head(framed, chunked, keep_alive, kept)

@@ -33,6 +33,8 @@ _LAST_EVENTS: Final = frozenset(
 
 _PLAIN_START: Final = b"data: {"
 _PLAIN_END: Final = b"}\n\n"
+_PLAIN_MIDDLE: Final = _PLAIN_END + _PLAIN_START
+_PLAIN_ERROR: Final = _PLAIN_START + b'"error"'
 
 
 class EventStream:
@@ -215,7 +217,7 @@ def _are_plain(events: bytes) -> bool:
     """
     return (
         events.startswith(_PLAIN_START)
-        and events.count(b"\n") == 2 * events.count(_PLAIN_END + _PLAIN_START) + 2
+        and events.count(b"\n") == 2 * events.count(_PLAIN_MIDDLE) + 2
         and events.find(b"\r") < 0
-        and events.find(_PLAIN_START + b'"error"') < 0
+        and events.find(_PLAIN_ERROR) < 0
     )

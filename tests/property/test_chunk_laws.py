@@ -70,13 +70,18 @@ class Pouring:
     def _release(self, _connection: Connection) -> None:
         self.released += 1
 
-    async def run(self, reads: list[bytes], *, idle: float = 0.0, refuse: int = 0) -> None:
-        """Receive `reads` one by one; whoever takes them is full after each `refuse`-th piece."""
+    async def run(
+        self, reads: list[bytes], *, top: bytes = HEAD, idle: float = 0.0, refuse: int = 0
+    ) -> None:
+        """Receive `top`, which has the head, and `reads` one by one.
+
+        Whoever takes the body is full after each `refuse`-th piece.
+        """
         limits = Timeouts(connect=0.0, first_byte=0.0, idle=idle)
         request = EngineRequest("d0", "http://d0", "/", timeouts=limits)
         sending = asyncio.create_task(self.connection.send(request, b"request"))
         await asyncio.sleep(0)
-        self.connection.data_received(HEAD)
+        self.connection.data_received(top)
         response = await sending
         taken = itertools.count(1)
 
@@ -127,9 +132,9 @@ def test_cuts_and_chunks_change_nothing(
 
     async def pour_each_way() -> None:
         whole = b"".join([*chunks, end])
-        for reads in ([*chunks, end], cut(whole, cuts), [whole]):
+        for top, *reads in ([HEAD, *chunks, end], [HEAD, *cut(whole, cuts)], [HEAD + whole]):
             pouring = Pouring()
-            await pouring.run(reads, refuse=refuse)
+            await pouring.run(reads, top=top, refuse=refuse)
             assert pouring.got == body
             assert pouring.released == 1
             assert not pouring.wire.aborted
@@ -138,10 +143,10 @@ def test_cuts_and_chunks_change_nothing(
 
 
 async def test_whole_chunks_come_as_they_came() -> None:
-    """After the first one each read of whole chunks is handed on in them."""
+    """Once somebody takes them, each read of whole chunks is handed on in them."""
     pouring = Pouring()
     await pouring.run([b"1\r\na\r\n", b"2\r\nbc\r\n", b"1\r\nd\r\n1\r\ne\r\n", b"0\r\n\r\n"])
-    assert (pouring.got, pouring.framed) == (b"abcde", 2)
+    assert (pouring.got, pouring.framed) == (b"abcde", 3)
 
 
 async def test_an_engine_that_goes_on_is_not_silent() -> None:
@@ -157,7 +162,7 @@ async def test_an_engine_that_goes_on_is_not_silent() -> None:
         await asyncio.sleep(0)
         assert not running.done()
     loop.run_until(9.9)
-    assert pouring.framed == 8
+    assert pouring.framed == 9
     assert not pouring.wire.aborted
     loop.run_until(10.0)
     with pytest.raises(UpstreamTimeout, match="2 s"):
