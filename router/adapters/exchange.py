@@ -90,7 +90,7 @@ class Exchange:
             if self.complete:
                 raise StopAsyncIteration
             try:
-                await self._wait(self._idle_timeout)
+                await self.wait(self._idle_timeout)
             except BaseException:
                 self.cut()
                 raise
@@ -119,7 +119,7 @@ class Exchange:
                     self._is_full = False
                 elif not self.complete:
                     self.sink = take
-                    await self._wait(self._idle_timeout)
+                    await self.wait(self._idle_timeout)
         except BaseException:
             self.cut()
             raise
@@ -139,9 +139,10 @@ class Exchange:
     async def wait_head(self, limit: Seconds) -> None:
         """Wait for the response head, at most `limit` seconds (0: for ever)."""
         while not self.status:
-            await self._wait(limit)
+            await self.wait(limit)
 
-    async def _wait(self, limit: Seconds) -> None:
+    async def wait(self, limit: Seconds) -> None:
+        """Wait for what comes next, at most `limit` seconds (0: for ever)."""
         if self._error is not None:
             raise self._error
         self._waiter = self._loop.create_future()
@@ -204,7 +205,8 @@ class Exchange:
     def finish(self) -> None:
         """The body has ended as HTTP allows."""
         self.complete = self._ended = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, error: UpstreamError) -> None:
         """The response will not be completed; what was received can still be read."""

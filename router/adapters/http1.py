@@ -122,7 +122,8 @@ class Connection(asyncio.Protocol):
             self._doubt.set(request.timeouts.connect)
         try:
             if request.upload is None:
-                await exchange.wait_head(request.timeouts.first_byte)
+                while not exchange.status:
+                    await exchange.wait(request.timeouts.first_byte)
             else:
                 await self._send_upload(exchange, request, request.upload)
         except BaseException:
