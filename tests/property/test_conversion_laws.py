@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,23 @@ sights = st.tuples(
 conversions = st.sampled_from([TO_DECODE, TO_PREFILL])
 
 
+Sight = tuple[float, float, Reply, str | None]
+"""Seconds since the sight before, seconds of quiet, the actuator's reply, what interrupts."""
+
+
+def play(
+    conversion: Conversion, seen: Sequence[Sight]
+) -> Iterator[tuple[Progress, Seen, Progress]]:
+    """Yield each step of a conversion: how far it was, what is seen, how far it is."""
+    progress, now = begin_conversion(conversion, START), 0.0
+    for elapsed, quiet, reply, interruption in seen:
+        now += elapsed
+        saw = Seen(at(now), quiet, reply, interruption)
+        after = step_conversion(progress, saw, RULES)
+        yield progress, saw, after
+        progress = after
+
+
 def at(seconds: float) -> float:
     return START + seconds
 
@@ -63,52 +82,37 @@ def reach(phase: Phase) -> Progress:
 
 @given(conversions, st.lists(sights, max_size=30))
 def test_phases_follow_the_table_whatever_is_seen(
-    conversion: Conversion, seen: list[tuple[float, float, Reply, str | None]]
+    conversion: Conversion, seen: list[Sight]
 ) -> None:
     """Only the table's moves happen, one at a time; what is over stays as it is, cause and all."""
-    progress, now = begin_conversion(conversion, START), 0.0
-    for elapsed, quiet, reply, interruption in seen:
-        now += elapsed
-        after = step_conversion(progress, Seen(at(now), quiet, reply, interruption), RULES)
+    for progress, saw, after in play(conversion, seen):
         if after.phase is progress.phase:
             assert after == progress
         else:
             assert after.phase in NEXT[progress.phase]
-            assert after.since == at(now)
+            assert after.since == saw.now
         assert after.conversion == conversion
         assert (after.cause is None) is (
             after.phase in {Phase.DRAINING, Phase.ACTING, Phase.VERIFYING, Phase.SETTLED}
         )
-        progress = after
 
 
 @given(conversions, st.lists(sights, max_size=30))
-def test_every_conversion_ends_in_bounded_time(
-    conversion: Conversion, seen: list[tuple[float, float, Reply, str | None]]
-) -> None:
+def test_every_conversion_ends_in_bounded_time(conversion: Conversion, seen: list[Sight]) -> None:
     """However it went so far, the time-outs of its phases end it."""
-    progress, now = begin_conversion(conversion, START), 0.0
-    for elapsed, quiet, reply, interruption in seen:
-        now += elapsed
-        progress = step_conversion(progress, Seen(at(now), quiet, reply, interruption), RULES)
-    for _ in range(4):
-        now += 61
-        progress = step_conversion(progress, Seen(at(now)), RULES)
+    waited: list[Sight] = [(61, 0, Pending(), None)] * 4
+    *_, (_, _, progress) = play(conversion, [*seen, *waited])
     assert progress.phase.is_over
 
 
 @given(conversions, st.lists(sights, max_size=30))
 def test_the_engine_is_touched_only_when_it_has_been_quiet_long_enough(
-    conversion: Conversion, seen: list[tuple[float, float, Reply, str | None]]
+    conversion: Conversion, seen: list[Sight]
 ) -> None:
     """No way leads to the engine before orders have spread and KV leases are over."""
-    progress, now = begin_conversion(conversion, START), 0.0
-    for elapsed, quiet, reply, interruption in seen:
-        now += elapsed
-        after = step_conversion(progress, Seen(at(now), quiet, reply, interruption), RULES)
+    for progress, saw, after in play(conversion, seen):
         if after.phase is Phase.ACTING and progress.phase is Phase.DRAINING:
-            assert quiet >= (12 if conversion.source is Role.PREFILL else 2)
-        progress = after
+            assert saw.quiet >= (12 if conversion.source is Role.PREFILL else 2)
 
 
 def test_the_way_without_trouble() -> None:
