@@ -6,6 +6,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --require-hashes
 PEER   := build/bench/vllm-router
+# Tests wait more than they work. A file's stay together: they share the servers that it starts.
+SHARED := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: help demo test redis long evidence bench live soak fuzz lint types check lock clean
 .DEFAULT_GOAL := help
@@ -18,7 +20,7 @@ demo: $(VENV)/.runtime ## two stand-in clusters, a link and the gateway on 127.0
 
 test: $(VENV)/.dev redis ## lint, types, import contracts and the whole suite but its minutes-long part
 	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 # The tests start servers of their own, so the binary is all that is needed.
 redis:
