@@ -375,13 +375,13 @@ class EngineClientSuite:
             waiting = asyncio.create_task(client.send(a_request(engine.url)))
             request = await engine.received(1)
             waiting.cancel()
-            await engine.peer_closed(request, within=1.0)
+            await engine.peer_closed(request, within=10)
             engine.reply(stream(b"abc", end=[Hold()]))
             reading = asyncio.create_task(fetch(client, a_request(engine.url)))
             request = await engine.received(2)
             await asyncio.sleep(0.05)
             reading.cancel()
-            await engine.peer_closed(request, within=1.0)
+            await engine.peer_closed(request, within=10)
             for task in (waiting, reading):
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -393,7 +393,7 @@ class EngineClientSuite:
         async with ScriptedEngine(stream(b"abc", end=[Hold()])) as engine:
             response = await client.send(a_request(engine.url))
             await response.aclose()
-            await engine.peer_closed(engine.requests[0], within=1.0)
+            await engine.peer_closed(engine.requests[0], within=10)
             await response.aclose()
 
     async def test_slow_readers_hold_the_engine_back(self, client: EngineClient) -> None:
@@ -483,7 +483,7 @@ class EngineClientSuite:
             pouring = asyncio.create_task(response.pour(lambda *_: True, _never))
             await asyncio.sleep(0.05)
             pouring.cancel()
-            await engine.peer_closed(engine.requests[0], within=5.0)
+            await engine.peer_closed(engine.requests[0], within=10)
             with pytest.raises(asyncio.CancelledError):
                 await pouring
 

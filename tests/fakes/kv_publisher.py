@@ -94,7 +94,7 @@ class KvPublisher:
         await self.stop()
         await self.start()
 
-    async def subscribed(self, timeout_seconds: float = 10.0) -> None:
+    async def subscribed(self, timeout_seconds: float = 60.0) -> None:
         """Wait until a subscriber's subscription has arrived."""
         assert self._pub is not None
         async with asyncio.timeout(timeout_seconds):
@@ -132,7 +132,7 @@ class KvPublisher:
             await router.send_multipart([client, b"", *no_topic, END, b""])
 
 
-async def _bind(socket: zmq.asyncio.Socket, endpoint: str, deadline_seconds: float = 10.0) -> str:
+async def _bind(socket: zmq.asyncio.Socket, endpoint: str, deadline_seconds: float = 60.0) -> str:
     """Bind, waiting for a port that the previous process has just left."""
     async with asyncio.timeout(deadline_seconds):
         while True:

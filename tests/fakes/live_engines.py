@@ -56,7 +56,7 @@ class LiveEngine(ScriptedEngine):
             if request.method == "POST" and request.path.endswith("completions")
         ]
 
-    async def called(self, count: int = 1, *, within: float = 5.0) -> Recorded:
+    async def called(self, count: int = 1, *, within: float = 60.0) -> Recorded:
         """Wait for the `count`-th completion and return its request."""
         async with asyncio.timeout(within), self._changed:
             await self._changed.wait_for(lambda: len(self.calls) >= count)

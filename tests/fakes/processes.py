@@ -37,7 +37,7 @@ class RunningCommand:
         """Send a signal to this process alone."""
         self.process.send_signal(number)
 
-    async def said(self, pattern: str, *, within: float = 15.0) -> re.Match[str]:
+    async def said(self, pattern: str, *, within: float = 60.0) -> re.Match[str]:
         """Wait for a line of output that matches."""
         async with asyncio.timeout(within), self._news:
             while True:
@@ -47,7 +47,7 @@ class RunningCommand:
                 assert not self._at_end(), f"ended without saying {pattern!r}: {self.stderr}"
                 await self._news.wait()
 
-    async def ended(self, *, within: float = 15.0) -> int:
+    async def ended(self, *, within: float = 60.0) -> int:
         """Wait for the end; return the exit code, negative for a signal."""
         async with asyncio.timeout(within):
             code = await self.process.wait()
@@ -112,7 +112,7 @@ async def prfaas(
         await command.stop()
 
 
-async def gone(pids: list[int], *, within: float = 15.0) -> None:
+async def gone(pids: list[int], *, within: float = 60.0) -> None:
     """Wait until none of these processes lives; a zombie does not."""
 
     def lives(pid: int) -> bool:

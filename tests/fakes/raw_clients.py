@@ -42,7 +42,7 @@ class RawCall:
         await self.send_head(path, told | (headers or {}))
         await self.send(raw)
 
-    async def read_head(self, within: float = 5.0) -> tuple[int, dict[str, str]]:
+    async def read_head(self, within: float = 60.0) -> tuple[int, dict[str, str]]:
         """Return the status and the header fields of the response."""
         async with asyncio.timeout(within):
             text = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -50,13 +50,13 @@ class RawCall:
         fields = dict(line.split(": ", 1) for line in lines)
         return int(first.split()[1]), {name.lower(): value for name, value in fields.items()}
 
-    async def read_chunk(self, within: float = 5.0) -> bytes:
+    async def read_chunk(self, within: float = 60.0) -> bytes:
         """Return the next chunk of a chunked body; the last one is empty."""
         async with asyncio.timeout(within):
             size = int(await self.reader.readline(), 16)
             return (await self.reader.readexactly(size + 2))[:-2]
 
-    async def read_rest(self, within: float = 5.0) -> bytes:
+    async def read_rest(self, within: float = 60.0) -> bytes:
         """Return what comes until the peer closes the connection."""
         async with asyncio.timeout(within):
             return await self.reader.read()

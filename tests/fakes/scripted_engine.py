@@ -239,13 +239,13 @@ class ScriptedEngine:
         """How many connections are open now."""
         return len(self._connections)
 
-    async def received(self, count: int = 1, *, within: float = 5.0) -> Recorded:
+    async def received(self, count: int = 1, *, within: float = 60.0) -> Recorded:
         """Wait for the `count`-th request and return it."""
         async with asyncio.timeout(within), self._changed:
             await self._changed.wait_for(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
 
-    async def peer_closed(self, request: Recorded, *, within: float = 5.0) -> float:
+    async def peer_closed(self, request: Recorded, *, within: float = 60.0) -> float:
         """Wait until the connection of `request` is gone; return the loop time when it went."""
         peer = self._peers[request.connection]
         async with asyncio.timeout(within):

@@ -73,7 +73,7 @@ async def join(url: str, *, budget: float = 5.0, lease: float = 6.0) -> AsyncIte
         await store.close()
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], *, seconds: float = 60.0) -> None:
     """Wait until what is asked again and again is true."""
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110 - what is waited for is in the store

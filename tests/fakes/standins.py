@@ -127,7 +127,7 @@ async def two_clusters(
         yield TwoClusters(left, right, client)
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
     """Poll until `condition` holds; fail when it does not in time."""
     async with asyncio.timeout(seconds):
         while not await condition():  # noqa: ASYNC110 - state is only to be had by asking

@@ -158,7 +158,7 @@ class System:
         assert answer.status_code == 200
         return Metrics(answer.text)
 
-    async def counted(self, name: str, within: float = 5.0, **labels: str) -> Metrics:
+    async def counted(self, name: str, within: float = 60.0, **labels: str) -> Metrics:
         """Poll until a metric with these labels is over 0; return the scrape.
 
         Requests are counted after their last byte, which may reach the client a moment before.
@@ -170,7 +170,7 @@ class System:
                     return metrics
                 await asyncio.sleep(0.01)
 
-    async def until(self, condition: Callable[[Document], bool], within: float = 5.0) -> Document:
+    async def until(self, condition: Callable[[Document], bool], within: float = 60.0) -> Document:
         """Poll the state document until a condition holds of it; return it."""
         async with asyncio.timeout(within):
             while True:
@@ -179,7 +179,7 @@ class System:
                     return state
                 await asyncio.sleep(0.01)
 
-    async def settled(self, within: float = 5.0) -> None:
+    async def settled(self, within: float = 60.0) -> None:
         """Wait until nothing is in flight and nothing is booked."""
 
         def idle(state: Document) -> bool:

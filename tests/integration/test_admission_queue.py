@@ -172,7 +172,7 @@ async def test_r09_leaving_the_queue(tmp_path: Path) -> None:
             await system.until(waiting(20))
             last = asyncio.create_task(system.complete(10))
             await system.until(waiting(21))
-        await system.until(waiting(1), within=2.0)
+        await system.until(waiting(1), within=10)
         gate.open()
         assert [(await task).status_code for task in (first, last)] == [200, 200]
         await system.settled()
@@ -189,7 +189,7 @@ async def test_r09_slots_come_back_from_every_phase(tmp_path: Path) -> None:
                 call = await stack.enter_async_context(calling(system.url))
                 await call.ask("/v1/completions", {"model": MODEL, "prompt": [7] * size})
             await system.until(waiting(2))  # the first two failed with their prefill
-        await system.until(waiting(0), within=3.0)
+        await system.until(waiting(0), within=10)
         await system.until(lambda s: not any(i["decode_slots_held"] for i in s["instances"]))
         gate.engine.reply([Reset()])
         for _ in range(3):
@@ -223,7 +223,7 @@ async def test_an_instance_that_drains_hands_its_queue_to_the_others(tmp_path: P
         await system.until(waiting(3))
         await system.order("PATCH", "instances/d0", {"state": "draining"})
         other.open()
-        answers = [await asyncio.wait_for(task, 5) for task in asking if task in asking[1:]]
+        answers = [await asyncio.wait_for(task, 30) for task in asking if task in asking[1:]]
         assert len(system.engine("d0").calls) == 1
         gate.open()
         answers.append(await asking[0])
@@ -234,7 +234,7 @@ async def test_an_instance_that_drains_hands_its_queue_to_the_others(tmp_path: P
         hopeless = asyncio.create_task(system.complete(10))
         await system.until(waiting(1))
         await system.order("PATCH", "instances/d1", {"state": "disabled"})
-        refused = await asyncio.wait_for(hopeless, 2)
+        refused = await asyncio.wait_for(hopeless, 30)
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
         blocked.open()
@@ -326,7 +326,7 @@ async def test_others_decodes_take_slots(tmp_path: Path) -> None:
 async def queued(client: httpx.AsyncClient, count: int) -> None:
     """Wait until the exported depth of the queue is so much."""
     text = ""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while f'prfaas_queue_depth{{tenant="default"}} {count}.0' not in text:
             await asyncio.sleep(0.02)
             text = (await client.get("/metrics")).text
@@ -384,7 +384,7 @@ async def test_r63_a_queue_is_served_while_draining(tmp_path: Path) -> None:
                 ]
                 await queued(client, 3)
                 command.send(signal.SIGTERM)
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(10):
                     while (await client.get("/ready")).status_code != 503:
                         pass
                 gate.open()

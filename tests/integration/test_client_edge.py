@@ -39,7 +39,7 @@ def request(
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-async def exchange(url: str, *parts: bytes, within: Seconds = 5.0) -> bytes:
+async def exchange(url: str, *parts: bytes, within: Seconds = 60.0) -> bytes:
     """Send bytes and return everything that comes until the gateway closes."""
     async with calling(url) as client:
         for part in parts:
@@ -567,7 +567,7 @@ async def test_r08_leaving_a_pipeline_cuts_what_runs(tmp_path: Path) -> None:
         async with calling(system.url) as client:
             await client.send(request() + request())
             call = await engine.called()
-        await engine.peer_closed(call, within=2)
+        await engine.peer_closed(call, within=10)
         await system.settled()
         assert len(engine.calls) == 1
 
@@ -614,13 +614,13 @@ async def test_expect_100_continue(plain: System) -> None:
     assert told(await exchange(plain.url, huge))[0] == 413
 
 
-async def until_empty(system: System, within: Seconds = 5.0) -> None:
+async def until_empty(system: System, within: Seconds = 60.0) -> None:
     """Wait until no connection is left but the test's own clients' idle ones."""
     await system.client.aclose()
     await until(lambda: not system.edge.connections, within)
 
 
-async def until(condition: Callable[[], bool], within: Seconds = 5.0) -> None:
+async def until(condition: Callable[[], bool], within: Seconds = 60.0) -> None:
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110 - what is waited for sets no event
             await asyncio.sleep(0.01)

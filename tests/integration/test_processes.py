@@ -143,13 +143,13 @@ async def test_r63_sigterm_drains(tmp_path: Path) -> None:
             gate.set()
             rest = b"".join([piece async for piece in pieces])
         assert (first + rest).endswith(DONE)
-        assert await command.ended(within=5) == 0
+        assert await command.ended(within=20) == 0
     assert not any("Traceback" in line for line in command.stderr)
 
 
 async def unready(client: httpx.AsyncClient) -> None:
     """Wait until the gateway is not ready; one that is gone is not."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             try:
                 if (await client.get("/ready")).status_code == 503:
@@ -161,7 +161,7 @@ async def unready(client: httpx.AsyncClient) -> None:
 
 async def refused(url: str) -> None:
     """Wait until nobody listens any more."""
-    async with asyncio.timeout(5), httpx.AsyncClient(trust_env=False) as client:
+    async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as client:
         while True:
             try:
                 await client.get(f"{url}/health")
@@ -185,7 +185,7 @@ async def test_streams_are_cut_after_the_grace(tmp_path: Path) -> None:
             with pytest.raises(httpx.RemoteProtocolError):
                 async for _ in pieces:
                     pass
-        assert await command.ended(within=5) == 0
+        assert await command.ended(within=20) == 0
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path, signals: list[signa
             command.send(number)
             if number is not signals[-1] or signals.count(number) > 1:
                 await unready(client)
-        assert await command.ended(within=5) == 0
+        assert await command.ended(within=20) == 0
 
 
 async def test_r63_sigterm_while_it_starts(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ async def test_r63_sigterm_while_it_starts(tmp_path: Path) -> None:
         ) as command:
             await command.said("probing")
             command.send(signal.SIGTERM)
-            assert await command.ended(within=5) == 0
+            assert await command.ended(within=20) == 0
     assert not any("Traceback" in line for line in command.stderr)
 
 
@@ -235,7 +235,7 @@ async def test_r67_a_gateway_starts_with_nobody_alive(tmp_path: Path) -> None:
             assert (await client.get("/health")).status_code == 200
             assert await chat(client) == 503
         command.send(signal.SIGINT)
-        assert await command.ended(within=5) == 0
+        assert await command.ended(within=20) == 0
 
 
 async def test_one_log_line_a_request(tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ async def test_ipv6_addresses(tmp_path: Path, host: str) -> None:
             for place in places:
                 assert (await client.get(f"{place}/health")).status_code == 200
         command.send(signal.SIGINT)
-        assert await command.ended(within=5) == 0
+        assert await command.ended(within=20) == 0
 
 
 # -- the demo

@@ -48,7 +48,7 @@ async def known(
     system: System, prompt: list[int], cluster: str, least: int, most: int = 10_000
 ) -> int:
     """Wait until a cluster is known to hold so much of a prompt; return how much."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             document = await explained(system, prompt=prompt)
             cached: int | None = document["cached_tokens"][cluster]

@@ -101,7 +101,7 @@ class Scene:
     async def reports(self) -> dict[str, SourceReport]:
         return {report.source.instance: report for report in await self.index.describe()}
 
-    async def until_synced(self, blocks: int, within: float = 15.0) -> None:
+    async def until_synced(self, blocks: int, within: float = 60.0) -> None:
         """Every source synced, each with so many blocks."""
         async with asyncio.timeout(within):
             while True:
@@ -149,7 +149,7 @@ async def scene(directory: Path, *, buffer_size: int = 10_000) -> AsyncIterator[
             await publisher.__aexit__(None, None, None)
 
 
-async def until(condition: Callable[[], bool], within: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], within: float = 60.0) -> None:
     async with asyncio.timeout(within):
         while True:
             if condition():

@@ -52,7 +52,7 @@ async def told(system: System) -> Document:
     }
 
 
-async def until(condition: Callable[[], Awaitable[bool]], within: float = 20.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], within: float = 60.0) -> None:
     async with asyncio.timeout(within):
         while not await condition():  # noqa: ASYNC110 - it is in another gateway
             await asyncio.sleep(0.02)

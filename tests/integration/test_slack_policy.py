@@ -80,7 +80,7 @@ async def waits(system: System, count: int) -> None:
     await system.until(lambda state: state["prefill_queue"]["waiting"] == count, within=20)
 
 
-async def until(condition: Callable[[], Awaitable[bool]], within: float = 20.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], within: float = 60.0) -> None:
     async with asyncio.timeout(within):
         while not await condition():  # noqa: ASYNC110 - it is in another gateway
             await asyncio.sleep(0.01)

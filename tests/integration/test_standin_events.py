@@ -36,7 +36,7 @@ class Ear:
 
     async def hear(self, count: int) -> list[tuple[int, Json]]:
         """Return all batches heard once there are `count` of them."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(self.batches) < count:
                 frames = await self._sub.recv_multipart()
                 assert len(frames) == 3
@@ -52,7 +52,7 @@ class Ear:
         dealer.connect(str(self._host.replay_endpoint))
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
         heard: list[list[bytes]] = []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not heard or heard[-1][-2] != END_OF_REPLAY:
                 heard.append(await dealer.recv_multipart())
         dealer.close()
@@ -347,7 +347,7 @@ async def test_dead_engines_refuse_or_say_nothing_and_come_back() -> None:
         with pytest.raises(httpx.ReadTimeout):
             await talk.client.get(url, timeout=0.1)
         await talk.client.post(orders, json={"dead": "refuse"})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 try:
                     await talk.client.get(url, timeout=0.1)

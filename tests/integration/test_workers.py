@@ -57,13 +57,13 @@ class Crew:
             document: Document = (await client.get("/admin/v1/state")).json()
             return document
 
-    async def counted(self, total: float, within: float = 15.0) -> None:
+    async def counted(self, total: float, within: float = 60.0) -> None:
         """Wait until so many requests are counted: they are after their last byte."""
         async with asyncio.timeout(within):
             while (await self.metrics()).total("requests_total") < total:  # noqa: ASYNC110 - another process: nothing tells
                 await asyncio.sleep(0.02)
 
-    async def until_inflight(self, count: int, within: float = 15.0) -> None:
+    async def until_inflight(self, count: int, within: float = 60.0) -> None:
         """Wait until the gauges of all workers tell of so many requests in flight.
 
         A worker that is too busy to answer is left out of a scrape.
@@ -72,7 +72,7 @@ class Crew:
             while (await self.metrics()).total("instance_inflight") != count:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.05)
 
-    async def until_config(self, fingerprint: str, within: float = 15.0) -> None:
+    async def until_config(self, fingerprint: str, within: float = 60.0) -> None:
         """Wait until every worker goes by a configuration: all are told at once."""
         async with asyncio.timeout(within):
             while {each["config"] for each in (await self.state())["workers"]} != {fingerprint}:  # noqa: ASYNC110 - as above
