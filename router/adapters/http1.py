@@ -79,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._after_chunk = self._at_chunk = False
         self._barren = 0
         self._surplus = False
+        self._paused = False
         self._uploading = False
         self._writable: asyncio.Future[None] | None = None
         self._poll = select.poll()
@@ -337,6 +338,7 @@ class Connection(asyncio.Protocol):
     def _hand_over(self, exchange: Exchange, piece: bytes) -> None:
         """Keep a piece of the body for its reader; stop reading when too much of it is unread."""
         if exchange.receive(piece) and self._transport is not None:
+            self._paused = True
             self._transport.pause_reading()
 
     def _expects_bytes(self) -> bool:
@@ -426,7 +428,8 @@ class Connection(asyncio.Protocol):
         self.used = True
         self.idle_since = self._loop.time()
         self._surplus = False
-        self._resume()
+        if self._paused:
+            self._resume()
 
     def _offer(self) -> None:
         """Offer itself for reuse, now that all that came with the response was looked at."""
@@ -436,6 +439,7 @@ class Connection(asyncio.Protocol):
             self._released(self)
 
     def _resume(self) -> None:
+        self._paused = False
         if self._transport is not None:
             self._transport.resume_reading()
 
