@@ -5,6 +5,14 @@ from __future__ import annotations
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+
+def pytest_configure() -> None:
+    """Let generated inputs take their time: a machine with much else to do is no slow test."""
+    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("patient", patient)
+    settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session", autouse=True)
