@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import itertools
 import json
 import zlib
 
@@ -16,7 +15,7 @@ from router.ports import Timeouts
 from router.service.bodies import BodyKind
 from router.service.relay_ports import Fallback, KvOutcome, Leg, RelaySettings, Usage
 from tests.fakes.relay_parts import KV_BYTES
-from tests.fakes.scripted_engine import Pause, answer, json_answer, stream
+from tests.fakes.scripted_engine import Pause, Until, answer, json_answer, stream
 from tests.integration.relay_scenes import (
     DONE,
     PROMPT,
@@ -256,23 +255,19 @@ async def test_r28_never_adds_details_nor_exceeds_the_prompt(cached: int | None)
 
 
 async def test_r06_chunks_leave_on_arrival() -> None:
-    """Through both legs each event leaves when it comes, in its own time."""
-    gap = 0.1
+    """Through both legs each event leaves when it comes: the next is not sent before."""
+    gates = [asyncio.Event() for _ in "abcdefgh"]
+    first, *steps = streamed(*"abcdefgh")
+    held = [step for gate, sent in zip(gates, steps, strict=False) for step in (sent, Until(gate))]
     async with a_scene() as scene:
-        scene.decode.reply(streamed(*"abcdefgh", gap=gap))
-        loop = asyncio.get_running_loop()
-        times: list[float] = []
-        body = b""
-        async with await scene.run(Route.LOCAL, STREAMED) as response:
+        scene.decode.reply([first, *held, *steps[len(gates) :]])
+        came: list[bytes] = []
+        async with asyncio.timeout(60), await scene.run(Route.LOCAL, STREAMED) as response:
             async for chunk in response.chunks():
-                times.append(loop.time())
-                body += chunk
-        received = scene.decode.requests[0].at
-    assert body == b"".join([*map(event, "abcdefgh"), DONE])
-    assert times[0] - received < 0.05
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert len(gaps) == 8
-    assert min(gaps) > gap / 2
+                came.append(chunk)
+                if len(came) <= len(gates):
+                    gates[len(came) - 1].set()
+    assert came == [*map(event, "abcdefgh"), DONE]
 
 
 async def test_r07_usage_is_neither_asked_for_nor_added() -> None:
