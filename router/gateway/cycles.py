@@ -63,6 +63,7 @@ class Cycle:
         "_has_news",
         "_head",
         "_is_head",
+        "_knows_chunks",
         "_left",
         "_on_departure",
         "_on_response",
@@ -105,6 +106,7 @@ class Cycle:
         self._has_news = False
         self._head = b""
         self._is_head = scope["method"] == "HEAD"
+        self._knows_chunks = scope["http_version"] != "1.0"
         self._left: int | None = None
         self._chunked = False  # whether chunks may be sent now
         self.keep_alive = keep_alive
@@ -260,17 +262,19 @@ class Cycle:
         if self._own_fields:
             lines += [b"%b: %b\r\n" % field for field in self._own_fields]
         lines += [b"%b: %b\r\n" % field for field in fields]
-        if b"content-length" in names:
+        if self._is_head or status in (204, 304):
+            self._left = 0
+        elif b"content-length" in names:
             self._left = int(values[names.index(b"content-length")])
+        elif self._knows_chunks:
+            self._chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        else:
+            self.keep_alive = False  # to HTTP/1.0 the end of the connection is that of the body
         if b"connection" in names and b"close" in values[names.index(b"connection")].lower():
             self.keep_alive = False
         elif not self.keep_alive:
             lines.append(b"connection: close\r\n")
-        if self._is_head or status in (204, 304):
-            self._left = 0
-        elif self._left is None:
-            self._chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         if self._left:
             self._head = b"".join(lines)  # a body of a told length is at hand: both go at once
@@ -282,7 +286,9 @@ class Cycle:
         if self._is_head:
             pass
         elif self._left is None:
-            if body:
+            if not self._knows_chunks:
+                self._transport.write(body)
+            elif body:
                 end = b"\r\n" if more else b"\r\n0\r\n\r\n"
                 self._transport.write(b"%x\r\n%b%b" % (len(body), body, end))
             elif not more:

@@ -101,6 +101,26 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
         assert bodies == [b"POST /a ? 1", b"POST /b ?q=2 2", b"POST /c d ? 3"]
 
 
+@pytest.mark.parametrize("asked", ["", "connection: keep-alive\r\n"])
+async def test_to_http_1_0_a_body_of_untold_length_ends_with_the_connection(asked: str) -> None:
+    """HTTP/1.0 knows no chunks: pieces go as they are, poured ones too, and then the end."""
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(scope, receive, 1 << 24, BodyBudget(1 << 24).share())
+        await send(head())
+        await send(part(b"one ", more=True))
+        scope["extensions"][OUTLET].write(b"two ", b"4\r\ntwo \r\n")
+        await send(part(b"three"))
+
+    async with serving(stream) as (reader, writer, server):
+        writer.write(f"POST / HTTP/1.0\r\n{asked}content-length: 2\r\n\r\nhi".encode())
+        top, body = (await asyncio.wait_for(reader.read(), 30)).split(b"\r\n\r\n")
+        assert body == b"one two three"
+        assert b"transfer-encoding" not in top
+        assert b"connection: close" in top
+        await until_idle(server)
+
+
 @pytest.mark.parametrize("size", [0, 1, 300_000, 3_000_000])
 async def test_bodies_of_any_size_arrive_whole(size: int) -> None:
     """A body larger than what is read ahead is taken piece by piece and arrives unchanged."""
