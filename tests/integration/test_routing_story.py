@@ -361,7 +361,7 @@ async def test_capacity_and_loss_shrink_what_a_link_carries(tmp_path: Path) -> N
         report = {"egress_gbps": 0.1, "available_gbps": 0.4, "loss_ratio": 0.5}
         shown = await system.order("POST", LINK, report)
         assert shown["usable_gbps"] == pytest.approx(0.2)
-        assert shown["free_bytes"] == pytest.approx(0.2e9 / 8 * 5)
+        assert shown["free_bytes"] == pytest.approx(0.2e9 / 8 * 30)
         shown = await system.order("PUT", "links/west-east", {"capacity_gbps": None})
         assert shown["capacity_gbps"] == 1
 
