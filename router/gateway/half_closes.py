@@ -2,7 +2,7 @@
 
 TCP tells both by the same FIN. What it does with bytes that come tells them apart: the host of a
 client that has left answers by a reset, one that waits takes them. What may be sent before an
-answer is an interim one, which every HTTP/1.1 client reads over (RFC 9110 15.2; ADR 24).
+answer is an interim one, which every HTTP/1.1 client reads over (RFC 9110 15.2; ADR 26).
 """
 
 from __future__ import annotations
