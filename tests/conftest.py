@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,3 +22,14 @@ def interruptible() -> None:
     """Let children hear Ctrl-C: background jobs of a shell ignore it, and children inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> Iterator[None]:
+    """Keep collections short: one of all that a suite has loaded stops the loop for a second.
+
+    What a module left open is told of at its end as well, rather than in a later module.
+    """
+    yield
+    gc.collect()
+    gc.freeze()

@@ -64,6 +64,7 @@ class BookingBoard:
             return
         if lose_answer or answer is None:
             call.answer.set_exception(StoreAway("no answer"))
+            call.answer.exception()  # whoever asked may be gone, and nobody else looks at it
         else:
             call.answer.set_result(answer)
 
