@@ -63,8 +63,8 @@ _TAKES = (Reason.ABOVE_THRESHOLD, Reason.SOONER_REMOTE)
 SHORT_PART: Final = 0.5
 """The part of t up to which a prompt is short while a link starves.
 
-Of 1/3, 1/2, 0.7 and 1 it is the least that leaves the mean of all prompts nearly as it was, in the
-case study while its link carries 5 Gbit/s (docs/evidence.md).
+With half of t the mean of all prompts stays nearly as it was in the case study at 5 Gbit/s, with a
+third it does not (ADR 25).
 """
 
 
